@@ -8,6 +8,8 @@ are the first ``min(number of tiles, num_splits)``. The others leave nothing, an
 are shared out by length (``find_range``, ``share_splits``), each sequence has a number of its own, which the first half
 has noted.
 
+In a batch of prompts and decodes (``p_cu_seqlens``) both halves pass over sequences that have not just one query.
+
 Splits are read a chunk at a time, and the chunks are carried over as an online softmax carries tiles over. Attention
 sinks are added here, once for each row (``score_variants``), unless the first half has stored the result.
 """
@@ -27,6 +29,7 @@ __all__ = [
     "find_range",
     "find_split",
     "first_tile_begin",
+    "has_one_query",
     "share_splits",
     "splits_of_range",
 ]
@@ -42,6 +45,13 @@ def count_splits(seq_len, begin, num_splits, TILE: tl.constexpr):
 def first_tile_begin(seq_len, window, TILE: tl.constexpr):
     """Where the tile begins that holds the first token in the window of a sequence's last one."""
     return tl.maximum(window_begin(seq_len - 1, window), 0) // TILE * TILE
+
+
+@triton.jit
+def has_one_query(p_cu_seqlens, stride_cu, i_seq, m_seq):
+    """Whether the queries of each sequence, which begin where ``p_cu_seqlens`` says, are one."""
+    p_start = p_cu_seqlens + i_seq.to(tl.int64) * stride_cu
+    return tl.load(p_start + stride_cu, mask=m_seq, other=0) - tl.load(p_start, mask=m_seq, other=0) == 1
 
 
 @triton.jit
@@ -80,22 +90,25 @@ def find_split(splits, i_split):
 
 @triton.jit
 def find_range(
-    p_seq_lens, stride_len, num_seqs, num_splits, i_split, window, TILE: tl.constexpr, BLOCK_S: tl.constexpr
+    p_seq_lens, stride_len, p_cu_seqlens, stride_cu, num_seqs, num_splits, i_split, window,
+    TILE: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
     """Range ``i_split`` of the tiles of all sequences, of which there are ``num_splits``, or as many as tiles.
 
     Returns its first tile and the one after its last, which are the same if there are fewer ranges, how many tiles and
     ranges there are, the sequence of the first tile and the first tile of that. A sequence without tokens has a tile
-    with nothing in it, so that somebody stores its result.
+    with nothing in it, so that somebody stores its result; one that has not just one query has none.
     """
     o_s = tl.arange(0, BLOCK_S)
     m_s = o_s < num_seqs
     b_len = tl.load(p_seq_lens + o_s.to(tl.int64) * stride_len, mask=m_s, other=0).to(tl.int32)  # [BLOCK_S]
     begin = first_tile_begin(b_len, window, TILE) if window is not None else 0
     tiles = tl.where(m_s, tl.maximum(tl.cdiv(b_len - begin, TILE), 1), 0)
+    if p_cu_seqlens is not None:
+        tiles = tl.where(has_one_query(p_cu_seqlens, stride_cu, o_s, m_s), tiles, 0)
     ends = tl.cumsum(tiles, axis=0)
     total = tl.sum(tiles, axis=0)
-    ranges = tl.minimum(num_splits, total)
+    ranges = tl.maximum(tl.minimum(num_splits, total), 1)
     first = (total.to(tl.int64) * i_split // ranges).to(tl.int32)
     last = (total.to(tl.int64) * (i_split + 1) // ranges).to(tl.int32)
     last = tl.where(i_split < ranges, last, first)
@@ -120,7 +133,7 @@ def splits_of_range(begin, end, total, ranges):
 @triton.jit(
     do_not_specialize=[
         "num_splits", "num_q_heads", "stride_len", "stride_os", "stride_oh", "stride_lse_s", "stride_lse_h",
-        "window", "stride_sink",
+        "window", "stride_sink", "stride_cu",
     ]
 )  # fmt: skip
 def combine_partials_kernel(
@@ -132,6 +145,7 @@ def combine_partials_kernel(
     p_out, stride_os, stride_oh, stride_od,  # [num_seqs, num_q_heads, v_head_size]
     p_lse, stride_lse_s, stride_lse_h,  # [num_seqs, num_q_heads]
     p_sinks, stride_sink,  # [num_q_heads], None unless asked for
+    p_cu_seqlens, stride_cu,  # [num_seqs + 1]; None if sequence i has row i of the results, else where its rows begin
     # scalars
     num_splits, num_q_heads, v_head_size,
     window,  # None unless asked for
@@ -156,6 +170,8 @@ def combine_partials_kernel(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     if SHARED_OUT:
+        if p_cu_seqlens is not None and not has_one_query(p_cu_seqlens, stride_cu, i_seq, True):
+            return
         splits_used = tl.load(p_shares + i_seq * 2 + 1)
         o_state = i_head * num_splits + tl.load(p_shares + i_seq * 2)
     if splits_used <= 1:  # stored by the first half
@@ -187,8 +203,11 @@ def combine_partials_kernel(
         sink = tl.load(p_sinks + i_head * stride_sink)
         row_max, exp_sum, acc = add_sink(row_max, exp_sum, acc, sink)
 
-    p_out += i_seq * stride_os + i_head * stride_oh
-    p_lse += i_seq * stride_lse_s + i_head * stride_lse_h
+    i_row = i_seq
+    if p_cu_seqlens is not None:
+        i_row = tl.load(p_cu_seqlens + i_seq * stride_cu).to(tl.int64)
+    p_out += i_row * stride_os + i_head * stride_oh
+    p_lse += i_row * stride_lse_s + i_head * stride_lse_h
     if tl.program_id(1) == 0:
         store_state(p_out, p_lse, o_d, m_d, stride_od, row_max, exp_sum, acc)
     else:

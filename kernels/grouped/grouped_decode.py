@@ -27,6 +27,8 @@ stands between a simple kernel and that:
 Variants (``score_variants``): with a sliding window the tiles are counted from the one that holds the first token that
 the query sees, so that all splits have work; a sink is added where the result is stored, here or by the second kernel.
 
+Prompts in the same batch (``p_cu_seqlens``) are passed over: their tiles are not counted, ranges are of decodes alone.
+
 The partial state of a split is ``(row_max, exp_sum, acc)`` as in ``softmax_state``, not yet divided. A sequence of one
 tile has one split, whose program stores the result itself. Probabilities are rounded to the dtype of q before they
 multiply V, and the numbers of an 8-bit cache take that dtype, which holds them exactly; everything else is float32.
@@ -45,6 +47,7 @@ from attnfuzz.kernels.grouped.combine_partials import (
     count_splits,
     find_range,
     first_tile_begin,
+    has_one_query,
     splits_of_range,
 )
 
@@ -58,7 +61,7 @@ PREFETCHED_TILES: tl.constexpr = tl.constexpr(4)  # ahead
     do_not_specialize=[
         "num_seqs", "max_blocks", "num_splits", "num_kv_heads", "group_size", "head_blocks", "block_size", "stride_qs",
         "stride_qh", "stride_table_s", "stride_len", "stride_os", "stride_oh", "stride_lse_s", "stride_lse_h",
-        "window", "stride_slope", "stride_sink", "stride_k_scale", "stride_v_scale",
+        "window", "stride_slope", "stride_sink", "stride_k_scale", "stride_v_scale", "stride_cu",
     ]
 )  # fmt: skip
 def grouped_decode_kernel(
@@ -89,6 +92,7 @@ def grouped_decode_kernel(
     p_sinks, stride_sink,  # [num_q_heads]
     p_k_scale, stride_k_scale,  # [1] or [num_kv_heads], of an 8-bit cache
     p_v_scale, stride_v_scale,
+    p_cu_seqlens, stride_cu,  # [num_seqs + 1]; None if sequence i has row i of q and results, else with BLOCK_S
     # constants
     X: tl.constexpr,  # innermost K elements of the packed layout, otherwise 1
     TILE: tl.constexpr,  # keys per step, a power of two, whatever the page size
@@ -119,9 +123,14 @@ def grouped_decode_kernel(
     if BLOCK_S > 0:
         i_block_of_seq = tl.program_id(0)
         tile, last, total, ranges, i_seq, seq_begin = find_range(
-            p_seq_lens, stride_len, num_seqs, num_splits, i_split, window, TILE, BLOCK_S
+            p_seq_lens, stride_len, p_cu_seqlens, stride_cu, num_seqs, num_splits, i_split, window, TILE, BLOCK_S
         )
         while tile < last:
+            i_row = i_seq.to(tl.int64)
+            if p_cu_seqlens is not None:
+                while not has_one_query(p_cu_seqlens, stride_cu, i_seq, True):
+                    i_seq += 1
+                i_row = tl.load(p_cu_seqlens + i_seq.to(tl.int64) * stride_cu).to(tl.int64)
             seq_len = tl.load(p_seq_lens + i_seq.to(tl.int64) * stride_len).to(tl.int32)
             begin = first_tile_begin(seq_len, window, TILE) if window is not None else 0
             seq_end = seq_begin + tl.maximum(tl.cdiv(seq_len - begin, TILE), 1)
@@ -142,7 +151,7 @@ def grouped_decode_kernel(
                 p_v, stride_vb, stride_vt, stride_vh, stride_vd, p_pages, stride_page,
                 p_out, stride_os, stride_oh, stride_od, p_lse, stride_lse_s, stride_lse_h,
                 p_partial_acc, p_partial_max, p_partial_sum, p_counters,
-                i_seq.to(tl.int64), i_block_of_seq, i_block, i_page, i_off, start,
+                i_row, i_block_of_seq, i_block, i_page, i_off, start,
                 tl.minimum(seq_len, begin + (until - seq_begin) * TILE), TILE, seq_len,
                 i_split - first_split, splits_used, i_seq + first_split, num_seqs + num_splits,
                 scale, num_kv_heads, group_size, head_blocks, block_size, head_size, v_head_size, window, soft_cap,
@@ -197,7 +206,8 @@ def attend(
     p_pages, stride_page,  # at this sequence
     p_out, stride_os, stride_oh, stride_od, p_lse, stride_lse_s, stride_lse_h,
     p_partial_acc, p_partial_max, p_partial_sum, p_counters,
-    i_seq, i_block_of_seq,
+    i_seq,  # the row of q and of the results
+    i_block_of_seq,
     i_block, i_page, i_off,  # [TILE], of the first tile: pages, which these are of the sequence, places in them
     start_token, stop, step, seq_len,  # a tile from every step-th token on, below stop
     i_split, splits_used,  # of this sequence

@@ -19,7 +19,7 @@ from attnfuzz.kernels.common.variants import Variants, sink_arguments
 from attnfuzz.kernels.grouped.combine_partials import combine_partials_kernel
 from attnfuzz.kernels.grouped.grouped_decode import grouped_decode_kernel
 from attnfuzz.kernels.grouped.launch_hopper import is_for_hopper, launch_on_hopper
-from attnfuzz.kernels.grouped.plan_splits import plan_splits, sequences_counted
+from attnfuzz.kernels.grouped.plan_splits import MOST_COUNTED, plan_splits, sequences_counted
 from attnfuzz.kernels.tuned import measured_choice
 
 __all__ = ["GroupedPlan", "grouped_decode", "plan_grouped"]
@@ -123,6 +123,7 @@ def grouped_decode(
     balanced: bool | None = None,
     tuned: bool = True,
     counters: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
     **variants: Unpack[Variants],
 ) -> tuple[Tensor, Tensor]:
     """``paged.launch.paged_decode`` at the speed of memory, in float16 or bfloat16.
@@ -138,16 +139,25 @@ def grouped_decode(
 
     ``counters [num_seqs, num_q_heads]`` int32, contiguous and zero: with it there is no second kernel, since the last
     program of a sequence's splits combines them. It is zero again afterwards, so one tensor serves any number of calls
-    one after the other, but none that run at the same time. Raises ValueError.
+    one after the other, but none that run at the same time.
+
+    ``cu_seqlens_q [num_seqs + 1]``: of a batch of prompts and decodes, where the queries of each sequence begin in q.
+    What has one query is computed, and the rows of all others are left as they are; no ``counters`` then, and no
+    ``num_splits``. Raises ValueError.
     """
-    call = prepare_paged(q, k_cache, v_cache, block_table, seq_lens, block_size, layout, out, lse, variants)
+    call = prepare_paged(
+        q, k_cache, v_cache, block_table, seq_lens, block_size, layout, out, lse, variants, cu_seqlens_q
+    )  # fmt: skip
     (out, lse), sizes, window = call.results, call.sizes, call.variant.window
-    of_the_loop = (tile, num_warps, num_stages, pdl, block_m, num_combined, counters)
+    of_the_loop = (tile, num_warps, num_stages, pdl, block_m, num_combined, counters, cu_seqlens_q)
     tensors = (q, k_cache, v_cache, block_table, seq_lens)
     if all(one is None for one in of_the_loop) and is_for_hopper(gpu_at(q.device), *tensors, call, num_splits, fill):
         launch_on_hopper(*tensors, float(scale), call, num_splits, fill, balanced)
         return out, lse
-    num_seqs, num_q_heads, head_size = q.shape
+    num_seqs, (_, num_q_heads, head_size) = sizes["num_seqs"], q.shape
+    if cu_seqlens_q is not None:
+        _check_mixed(num_seqs, num_splits, balanced, counters)
+        balanced = True
     v_head_size = sizes["v_head_size"]
     num_tokens = block_table.shape[1] * block_size
     num_tokens = num_tokens if window is None else min(num_tokens, window)
@@ -166,6 +176,7 @@ def grouped_decode(
         *(torch.empty(shape, dtype=torch.float32, device=q.device) for shape in ((*rows, v_head_size), rows, rows)),
         torch.empty((num_seqs, 2) if launch.balanced else (0,), dtype=torch.int32, device=q.device),
     )
+    queries = {"p_cu_seqlens": cu_seqlens_q, "stride_cu": 0 if cu_seqlens_q is None else cu_seqlens_q.stride(0)}
     lengths, results = (seq_lens, *seq_lens.stride()), (out, *out.stride(), lse, *lse.stride())
     head_blocks = sizes["num_kv_heads"] * launch.head_blocks
     grid = (head_blocks if launch.balanced else num_seqs * head_blocks, num_splits, 1)
@@ -181,7 +192,7 @@ def grouped_decode(
             {
                 "X": call.strides.x, "SAME_STRIDES": call.strides.k[:2] == call.strides.v[:2],
                 **launch.of_splits, **(_SECOND_KERNEL if counters is None else launch.of_last),
-                **call.variant.of_rows,
+                **call.variant.of_rows, **queries,
             },
             launch.options,
         )  # fmt: skip
@@ -191,7 +202,7 @@ def grouped_decode(
                 (*lengths, *partials, *results),
                 {
                     "num_splits": rows[-1], "num_q_heads": num_q_heads, "v_head_size": v_head_size, "window": window,
-                    **sink_arguments(call.variant.sinks), **launch.of_combination,
+                    **sink_arguments(call.variant.sinks), **queries, **launch.of_combination,
                 },
                 launch.options_of_combination,
             )  # fmt: skip
@@ -332,6 +343,16 @@ def _launch(
 def _fits(gpu: GpuLimits, block_m: int, block_d: int, tile: int, token_bytes: int, num_stages: int) -> bool:
     most = tiles_in_shared_memory(gpu, rows=block_m, columns=block_d, tile=tile, row_bytes=token_bytes, itemsize=2)
     return num_tiles(gpu, rows=block_m, num_stages=num_stages) <= most
+
+
+def _check_mixed(num_seqs: int, num_splits: int | None, balanced: bool | None, counters: Tensor | None) -> None:
+    if num_splits is not None or balanced is False or counters is not None:
+        raise ValueError(
+            f"num_splits={num_splits}, balanced={balanced} and counters cannot be chosen with cu_seqlens_q, since "
+            "decodes among prompts are shared out by length; leave them out"
+        )
+    if num_seqs > MOST_COUNTED:
+        raise ValueError(f"num_seqs={num_seqs} must be at most {MOST_COUNTED} with cu_seqlens_q; use q_block")
 
 
 def _check_counters(counters: Tensor, q: Tensor) -> None:

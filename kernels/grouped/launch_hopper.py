@@ -147,7 +147,8 @@ def launch_on_hopper(
             launch_again(
                 combine_partials_kernel, (num_seqs * num_q_heads, 1, 1), (lens, *lens.stride(), *partials, *results),
                 {
-                    "p_sinks": None, "stride_sink": 0, "num_splits": plan.states, "num_q_heads": num_q_heads,
+                    "p_cu_seqlens": None, "stride_cu": 0, "p_sinks": None, "stride_sink": 0,
+                    "num_splits": plan.states, "num_q_heads": num_q_heads,
                     "v_head_size": head_size, "window": None, "TILE": _WARPS * plan.tokens, "BLOCK_DV": head_size,
                     "CHUNK": plan.chunk, "SHARED_OUT": True, "PDL": True,
                 },

@@ -183,7 +183,7 @@ def latent_decode(
             columns = min(block_r, _COMBINED_COLUMNS)
             chunk = min(_COMBINED_ELEMENTS // columns, triton.next_power_of_2(num_splits))
             combine_partials_kernel[(num_seqs * num_q_heads, triton.cdiv(v_head_size, columns))](
-                *lengths, *partials, *results, None, 0, num_splits, num_q_heads, v_head_size, None, TILE=tile,
+                *lengths, *partials, *results, None, 0, None, 0, num_splits, num_q_heads, v_head_size, None, TILE=tile,
                 BLOCK_DV=columns, CHUNK=chunk, SHARED_OUT=balanced, PDL=pdl,
                 num_warps=_WARPS_OF_COMBINATION, **dependent,
             )  # fmt: skip

@@ -96,7 +96,8 @@ def launch_on_hopper(tensors: Mapping[str, Tensor], sizes: Mapping[str, int], sc
             num_warps=4 if heads < 64 else 8, enable_fp_fusion=False, launch_pdl=True,
         )  # fmt: skip
         combine_partials_kernel[(num_seqs * num_q_heads, _COLUMNS // columns)](
-            seq_lens, *seq_lens.stride(), *partials, out, *results, None, 0, states[1], num_q_heads, _COLUMNS, None,
+            seq_lens, *seq_lens.stride(), *partials, out, *results, None, 0, None, 0,
+            states[1], num_q_heads, _COLUMNS, None,
             TILE=_TILE, BLOCK_DV=columns, CHUNK=chunk, SHARED_OUT=True, PDL=True,
             num_warps=2 if columns <= 128 else 4, launch_pdl=True,
         )  # fmt: skip

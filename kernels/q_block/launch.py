@@ -18,6 +18,7 @@ from attnfuzz.kernels.common.matrix_units import LEAST_FOR_DOT, block_columns
 from attnfuzz.kernels.common.prepare import PagedCall, prepare_paged
 from attnfuzz.kernels.common.variants import Variants, sink_arguments
 from attnfuzz.kernels.q_block.heuristics import MAX_SEGMENTS, Launch, choose, programs_per_sm
+from attnfuzz.kernels.q_block.launch_hopper import is_for_hopper, launch_on_hopper
 from attnfuzz.kernels.q_block.q_block import q_block_kernel
 from attnfuzz.kernels.q_block.reduce_segments import reduce_segments_kernel
 
@@ -86,8 +87,20 @@ def q_block_attention(
         q, k_cache, v_cache, block_table, seq_lens, block_size, layout, out, lse, variants, cu_seqlens_q
     )  # fmt: skip
     (out, lse), sizes, window = call.results, call.sizes, call.variant.window
+    gpu = gpu_at(q.device)
+    given = {
+        "block_m": block_m, "tile": tile, "num_warps": num_warps, "num_stages": num_stages,
+        "num_segments": num_segments, "fill": fill,
+    }  # fmt: skip
+    inputs = (q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q)
     if num_decodes:
         _check_decodes(num_decodes, sizes)
+    options = (*given.values(), num_combined, num_programs)
+    is_chosen_here = tuned and not static_grid and all(value is None for value in options)
+    if gpu is not None and is_chosen_here and is_for_hopper(gpu, call, inputs, scale, max_query_len, max_seq_len):
+        launch_on_hopper(call, inputs, scale, layout, max_query_len, gpu.processors)
+        return out, lse
+    if num_decodes:
         first, rest = slice(num_decodes), slice(num_decodes, None)
         starts = (cu_seqlens_q[: num_decodes + 1], cu_seqlens_q[num_decodes:] - num_decodes)
         for part, starts_of_part, longest in ((first, starts[0], 1), (rest, starts[1], max_query_len)):
@@ -99,12 +112,7 @@ def q_block_attention(
                 **variants,
             )  # fmt: skip
         return out, lse
-    gpu = gpu_at(q.device)
     num_sms = _SMS_OF_A_CPU if gpu is None else gpu.processors
-    given = {
-        "block_m": block_m, "tile": tile, "num_warps": num_warps, "num_stages": num_stages,
-        "num_segments": num_segments, "fill": fill,
-    }  # fmt: skip
     longest = max_seq_len if window is None else min(max_seq_len, window + max(1, max_query_len) - 1)
     launch = _launch(given, sizes, q.element_size(), max_query_len, longest, num_sms, gpu, tuned)
     resident = programs_per_sm(launch, head_size=_widest(sizes), itemsize=q.element_size(), gpu=gpu)
@@ -114,7 +122,6 @@ def q_block_attention(
     if sizes["num_seqs"] == 0 or sizes["num_tokens"] == 0:
         return out, lse
     with on_device_of(q):
-        inputs = (q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q)
         if launch.num_segments == 1:
             results = (out, *out.stride()[:2], 0, out.stride(2), lse, *lse.stride(), 0, lse)
             _attend(call, inputs, results, scale, block_size, launch, static_grid, programs)

@@ -1,15 +1,18 @@
 """Gluon in torch: runs a kernel one program after the other, without a GPU.
 
 Layouts are nothing, copies and products are done at once, and what lies outside of a tensor is an error. So it shows
-what a kernel computes and where it reads, and nothing of its order in time. Integers that Gluon would make tensors of
-are tensors.
+what a kernel computes and where it reads, and nothing of its order in time, but for one thing: groups of warps run in
+turns, each until a barrier in shared memory has it wait, and that all of them wait is an error. Integers that Gluon
+would make tensors of are tensors.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -45,8 +48,16 @@ class Shared:
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of an element."""
+        return self.tensor.dtype
+
     def index(self, i: Any) -> Shared:
         return Shared(self.tensor[int(i)])
+
+    def slice(self, first: int, length: int) -> Shared:
+        return Shared(self.tensor[first : first + length])
 
     def permute(self, order: Sequence[int]) -> Shared:
         return Shared(self.tensor.permute(*order))
@@ -61,22 +72,106 @@ class Shared:
         return Shared(self.tensor.view(dtype).view(*shape))
 
 
-def run(module: str, kernel: str, grid: tuple[int, int], *args: Any, **named: Any) -> None:
+class _Groups:
+    """Groups of warps, each a thread, of which one runs at a time."""
+
+    def __init__(self) -> None:
+        self.turn = threading.Condition()
+        self.waiting: dict[int, Callable[[], bool]] = {}
+        self.running, self.num_warps = 0, [0]
+        self.failure: BaseException | None = None
+
+    def specialize(self, functions: Sequence[tuple[Any, Any]], workers: Sequence[int], _: Sequence[int]) -> None:
+        """Run all of them to their ends. The first has four warps."""
+        self.num_warps = [4, *workers]
+        self.waiting = dict.fromkeys(range(len(functions)), lambda: True)
+        self.failure = None
+        threads = [threading.Thread(target=self._run, args=(i, *each)) for i, each in enumerate(functions)]
+        with self.turn:
+            self._choose()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if self.failure is not None:
+            raise self.failure
+
+    def wait(self, until: Callable[[], bool]) -> None:
+        """Let others run, until this holds and it is the turn of this group again."""
+        mine = self.running
+        with self.turn:
+            self.waiting[mine] = until
+            self._choose()
+            self.turn.wait_for(lambda: self.running == mine or self.failure is not None)
+            if self.failure is not None:
+                raise SystemExit
+
+    def _choose(self) -> None:
+        ready = [i for i, until in self.waiting.items() if until()]
+        if ready:
+            self.running = next((i for i in ready if i > self.running), ready[0])
+            del self.waiting[self.running]
+        elif self.waiting:
+            self.failure = self.failure or AssertionError(f"groups of warps {[*self.waiting]} wait for ever")
+        self.turn.notify_all()
+
+    def _run(self, mine: int, function: Any, args: Any) -> None:
+        try:
+            with self.turn:
+                self.turn.wait_for(lambda: self.failure or (self.running == mine and mine not in self.waiting))
+            if self.failure is None:
+                function(*args)
+        except BaseException as error:  # noqa: BLE001 - told by the thread that waits for all
+            self.failure = self.failure or error
+        with self.turn:
+            self.waiting.pop(mine, None)
+            self._choose()
+
+
+def _barriers(groups: _Groups) -> SimpleNamespace:
+    """Barriers in shared memory: three numbers each, those awaited, those that came, and phases that are over."""
+
+    def init(barrier: Shared, count: int) -> None:
+        barrier.tensor.view(-1)[:] = torch.tensor([count, 0, 0])
+
+    def arrive(barrier: Shared, count: int = 1) -> None:
+        state = barrier.tensor.view(-1)
+        state[1] += count
+        assert state[1] <= state[0], "more arrive than are awaited"
+        if state[1] == state[0]:
+            state[1], state[2] = 0, state[2] + 1
+
+    def wait(barrier: Shared, phase: Any) -> None:
+        state = barrier.tensor.view(-1)
+        groups.wait(lambda: int(state[2]) & 1 != int(phase))
+
+    return SimpleNamespace(MBarrierLayout=lambda: _BARRIER, init=init, arrive=arrive, wait=wait)
+
+
+_BARRIER = object()
+
+
+def run(module: str, kernel: str, grid: tuple[int, ...], *args: Any, **named: Any) -> None:
     """Run ``kernel`` of the module of that name on tensors and numbers."""
-    language = _language()
+    language, groups = _language(), _Groups()
+    barriers = _barriers(groups)
     gluon = ModuleType("gluon")
     gluon.jit, gluon.language = _jit, language  # type: ignore[attr-defined]
     hopper = ModuleType("hopper")
     vars(hopper).update(
         async_copy=SimpleNamespace(
-            async_copy_global_to_shared=lambda to, at, mask: to.store(_load(at, mask, 0)),
+            async_copy_global_to_shared=lambda to, at, mask=None: to.store(_load(at, mask, 0)),
             commit_group=lambda: None,
             wait_group=lambda _: None,
+            mbarrier_arrive=lambda barrier, increment_count: barriers.arrive(
+                barrier, 32 * groups.num_warps[groups.running]
+            ),
         ),
+        mbarrier=barriers,
         fence_async_shared=lambda: None,
         mma_v2=lambda a, b, acc: a.float() @ b.float() + acc,
         warpgroup_mma=_multiply,
-        warpgroup_mma_wait=lambda _, deps: deps[0],
+        warpgroup_mma_wait=lambda _, deps: deps[0] if len(deps) == 1 else tuple(deps),
     )
     at = "triton.experimental"
     stand_ins = {f"{at}.gluon": gluon, f"{at}.gluon.language": language, f"{at}.gluon.language.nvidia.hopper": hopper}
@@ -88,10 +183,11 @@ def run(module: str, kernel: str, grid: tuple[int, int], *args: Any, **named: An
         spec.loader.exec_module(loaded)
     vars(loaded)["range"] = lambda *ends: map(torch.tensor, range(*map(int, ends)))
     pointers = [Pointer(one) if isinstance(one, Tensor) else one for one in args]
-    for i in range(grid[0]):
-        for j in range(grid[1]):
-            language.program_id = (torch.tensor(i), torch.tensor(j)).__getitem__  # type: ignore[attr-defined]
-            getattr(loaded, kernel)(*pointers, **named)
+    language.warp_specialize = groups.specialize  # type: ignore[attr-defined]
+    language.num_programs = lambda axis: torch.tensor(grid[axis])  # type: ignore[attr-defined]
+    for place in itertools.product(*map(range, grid)):
+        language.program_id = [torch.tensor(i) for i in place].__getitem__  # type: ignore[attr-defined]
+        getattr(loaded, kernel)(*pointers, **named)
 
 
 def combined(acc: Tensor, row_max: Tensor, exp_sum: Tensor) -> tuple[Tensor, Tensor]:
@@ -119,7 +215,7 @@ def _language() -> ModuleType:
         **nothing,
         **{name: getattr(torch, name) for name in ("exp2", "float16", "float32", "int16", "int32", "int64", "log2")},
         float8e5=torch.float8_e5m2,
-        allocate_shared_memory=lambda dtype, shape, _: Shared(torch.full(shape, float("nan"), dtype=dtype)),
+        allocate_shared_memory=_allocate,
         arange=lambda first, end, **_: torch.arange(first, end),
         associative_scan=lambda x, axis, _: x.cumsum(axis),
         constexpr=lambda value: value,
@@ -141,6 +237,12 @@ def _language() -> ModuleType:
     return language
 
 
+def _allocate(dtype: torch.dtype, shape: Sequence[int], layout: Any) -> Shared:
+    if layout is _BARRIER:
+        return Shared(torch.zeros(*shape[:-1], 3, dtype=dtype))
+    return Shared(torch.full(shape, float("nan"), dtype=dtype))
+
+
 def _assembly(text: str, _: str, args: Sequence[Any], **__: Any) -> Any:
     """What kernels say in instructions of the GPU."""
     if "mul.wide" in text:
@@ -152,6 +254,8 @@ def _assembly(text: str, _: str, args: Sequence[Any], **__: Any) -> Any:
         numbers = words.contiguous().view(torch.float8_e5m2 if "e5m2" in text else torch.float8_e4m3fn)
         pairs = numbers.view(*words.shape, 2).half()
         return pairs[..., 0], pairs[..., 1]
+    if text.startswith("ex2"):
+        return torch.exp2(args[0])
     assert "griddepcontrol" in text
     return None
 

@@ -78,6 +78,31 @@ def test_only_tiles_in_the_window_are_shared_out(paged_problem: Make) -> None:
     check(shared, (whole[0].double(), whole[1].double()))
 
 
+@pytest.mark.parametrize("counts", [(1, 3, 1, 1, 0, 2), (2, 0, 1, 7, 1, 1), (3, 3, 0, 2, 2, 2)])
+def test_decodes_among_prompts(counts: tuple[int, ...], paged_problem: Make) -> None:
+    """A decode would get a prompt's row, rows of prompts be overwritten, or a range that crosses prompts be lost."""
+    problem = paged_problem([70, 5, 0, 300, 3, 40], heads=(4, 2), block_size=5)
+    starts = torch.tensor([0, *counts]).cumsum(0)
+    q = torch.full((int(starts[-1]) + 1, *problem.q.shape[1:]), math.nan, dtype=problem.q.dtype)
+    is_decode = torch.tensor(counts) == 1
+    rows = starts[:-1][is_decode]
+    q[rows] = problem.q[is_decode]
+    out, lse = torch.full_like(q, 7.0), torch.full(q.shape[:2], 7.0)
+    grouped_decode(q, *problem.args[1:], tile=16, cu_seqlens_q=starts, out=out, lse=lse)
+    check((out[rows], lse[rows]), (problem.expected[0][is_decode], problem.expected[1][is_decode]))
+    others = torch.ones(len(q), dtype=torch.bool)
+    others[rows] = False
+    assert (out[others] == 7).all()
+    assert (lse[others] == 7).all()
+
+
+def test_what_cannot_be_chosen_for_decodes_among_prompts(paged_problem: Make) -> None:
+    """Splits of each sequence would be those of prompts, too."""
+    problem = paged_problem([70, 5])
+    with pytest.raises(ValueError, match="num_splits=3, balanced=None and counters cannot be chosen with cu_seqlens_q"):
+        grouped_decode(*problem.args, num_splits=3, cu_seqlens_q=torch.tensor([0, 1, 2]))
+
+
 def test_more_splits_than_are_combined_at_a_time(paged_problem: Make) -> None:
     """Large heads are combined a few splits at a time; the others would be lost."""
     problem = paged_problem([330], heads=(1, 1), head_size=1024)

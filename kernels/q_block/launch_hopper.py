@@ -1,0 +1,134 @@
+"""When ``q_block_attention`` goes to the kernel for Hopper, and how that is launched.
+
+Decodes among prompts would take a block of rows each, of which one group is used. ``grouped_decode`` takes them.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from attnfuzz.kernels.common.device import GpuLimits, on_device_of
+from attnfuzz.kernels.common.prepare import PagedCall
+from attnfuzz.kernels.common.variants import Variant
+from attnfuzz.kernels.grouped.launch import grouped_decode
+from attnfuzz.kernels.q_block.heuristics import choose
+
+__all__ = ["is_for_hopper", "launch_on_hopper"]
+
+_HOPPER = (9, 0)
+_DTYPES = (torch.float16, torch.bfloat16)
+_HEAD_SIZES = (64, 128)
+_BLOCK_M = 128
+_TILE = 128
+_CHUNK = 16
+"""Tokens that are copied at a time, if a page has as many."""
+_FEWEST_ROWS = 64
+"""Of the longest sequence: query tokens times heads of a group."""
+_LEAST_COUNTED, _MOST_COUNTED = 32, 256
+"""Sequences among which each warp looks for that of its block: a register of each of its threads for 32."""
+_ALIGNMENT = 16
+_MOST_OFFSET = 1 << 31
+
+
+@cache
+def _kernel() -> Any | None:
+    """Gluon is no part of Triton before 3.4, and may change: without it prompts are as on other GPUs."""
+    try:
+        from attnfuzz.kernels.q_block.q_block_hopper import q_block_hopper_kernel
+    except (ImportError, AttributeError):
+        return None
+    return q_block_hopper_kernel
+
+
+def is_for_hopper(
+    gpu: GpuLimits,
+    call: PagedCall,
+    inputs: tuple[Tensor, ...],
+    scale: float,
+    max_query_len: int,
+    max_seq_len: int,
+) -> bool:
+    """Whether these are of the sizes and strides that the kernel knows, and the GPU is Hopper itself.
+
+    Later ones have no warp groups. Rows are copied in pieces of 16 bytes. Where few blocks have many keys, segments of
+    them run in parallel, which this kernel does not know.
+    """
+    sizes, group = call.sizes, call.sizes["group_size"]
+    if gpu.capability != _HOPPER or call.variant != Variant() or not 0 < scale < math.inf:
+        return False
+    q, k_cache, v_cache, *lists = inputs
+    is_sized = (
+        q.dtype in _DTYPES
+        and k_cache.dtype == q.dtype
+        and sizes["head_size"] in _HEAD_SIZES
+        and sizes["v_head_size"] == sizes["head_size"]
+        and group <= _BLOCK_M
+        and max_query_len * group >= _FEWEST_ROWS
+        and 0 < sizes["num_seqs"] <= _MOST_COUNTED
+        and sizes["num_tokens"] > 0
+    )
+    if not is_sized or call.strides.x > 1:
+        return False
+    rows = (
+        (q, q.stride()), (call.out, call.out.stride()),
+        (k_cache, call.strides.k[:4]), (v_cache, call.strides.v),
+    )  # fmt: skip
+    are_whole = all(
+        strides[-1] == 1 and one.data_ptr() % _ALIGNMENT == 0 and all(n % _ALIGNMENT == 0 for n in strides[:-1])
+        for one, strides in rows
+    )
+    are_plain = all(one.stride(-1) == 1 for one in lists)
+    fit = all(sizes["block_size"] * one[1] < _MOST_OFFSET for one in (call.strides.k, call.strides.v))
+    if not (are_whole and are_plain and fit):
+        return False
+    otherwise = choose(
+        num_seqs=sizes["num_seqs"], num_q_heads=sizes["num_q_heads"], num_kv_heads=sizes["num_kv_heads"],
+        head_size=sizes["head_size"], itemsize=q.element_size(), max_query_len=max_query_len, max_seq_len=max_seq_len,
+        num_sms=gpu.processors, gpu=gpu,
+    )  # fmt: skip
+    return otherwise.num_segments == 1 and _kernel() is not None
+
+
+def launch_on_hopper(
+    call: PagedCall,
+    inputs: tuple[Tensor, ...],
+    scale: float,
+    layout: str,
+    max_query_len: int,
+    processors: int,
+    **options: int,
+) -> None:
+    """Write ``out`` and ``lse``. A program for each multiprocessor, whose shared memory it fills."""
+    kernel: Any = _kernel()
+    q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q = inputs
+    sizes, strides = call.sizes, call.strides
+    num_seqs, num_kv_heads, group = sizes["num_seqs"], sizes["num_kv_heads"], sizes["group_size"]
+    block_size = sizes["block_size"]
+    num_blocks = sizes["num_tokens"] // (_BLOCK_M // group) + num_seqs
+    is_power_of_two = block_size & (block_size - 1) == 0
+    in_chunks = is_power_of_two and block_size >= _CHUNK
+    # The host knows this much: were all sequences as long as the longest, none would be a decode.
+    are_mixed = sizes["num_tokens"] < num_seqs * max_query_len
+    chosen = {"TILE": _TILE, "STAGES": 2, "CONSUMERS": 2, "REGISTERS": 216, "REGISTERS_P": 72, "PINGPONG": 1} | options
+    with on_device_of(q):
+        kernel[(min(processors, num_blocks * num_kv_heads),)](
+            q, *q.stride()[:2], k_cache, *strides.k[:3], v_cache, *strides.v[:3],
+            block_table, block_table.stride(0), seq_lens, cu_seqlens_q,
+            call.out, *call.out.stride()[:2], call.lse, *call.lse.stride(),
+            scale * math.log2(math.e), num_seqs, num_kv_heads, block_size,
+            GROUP=group, HEAD_SIZE=sizes["head_size"],
+            PAGE=min(block_size, chosen["TILE"]) if in_chunks else 0, BLOCK_SIZE=block_size if is_power_of_two else 0,
+            BLOCK_S=max(_LEAST_COUNTED, triton.next_power_of_2(num_seqs)),
+            SAME_STRIDES=strides.k[:2] == strides.v[:2], FEWEST=2 if are_mixed else 1, num_warps=4, **chosen,
+        )  # fmt: skip
+    if are_mixed:
+        grouped_decode(
+            q, k_cache, v_cache, block_table, seq_lens, scale, block_size, layout,
+            out=call.out, lse=call.lse, cu_seqlens_q=cu_seqlens_q,
+        )  # fmt: skip
