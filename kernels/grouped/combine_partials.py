@@ -138,7 +138,7 @@ def splits_of_range(begin, end, total, ranges):
 )  # fmt: skip
 def combine_partials_kernel(
     # tensors, each followed by its strides in elements
-    p_seq_lens, stride_len,  # [num_seqs]
+    p_seq_lens, stride_len,  # [num_seqs]; None if all sequences have num_splits
     p_partial_acc,  # [num_seqs, num_q_heads, num_splits, v_head_size], or without num_seqs; float32, contiguous
     p_partial_max, p_partial_sum,  # without v_head_size
     p_shares,  # [num_seqs, 2], int32: a sequence's first split and how many it has; not used unless SHARED_OUT
@@ -162,9 +162,11 @@ def combine_partials_kernel(
     # Before the wait: the first half lets this kernel start only after waiting for what came before, and writes no
     # lengths itself.
     if not SHARED_OUT:
-        seq_len = tl.load(p_seq_lens + i_seq * stride_len).to(tl.int32)
-        begin = first_tile_begin(seq_len, window, TILE) if window is not None else 0
-        splits_used = count_splits(seq_len, begin, num_splits, TILE)
+        splits_used = num_splits
+        if p_seq_lens is not None:
+            seq_len = tl.load(p_seq_lens + i_seq * stride_len).to(tl.int32)
+            begin = first_tile_begin(seq_len, window, TILE) if window is not None else 0
+            splits_used = count_splits(seq_len, begin, num_splits, TILE)
         o_state = (i_seq * num_q_heads + i_head) * num_splits
     if PDL:
         tl.extra.cuda.gdc_wait()
