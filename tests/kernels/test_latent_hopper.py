@@ -146,6 +146,13 @@ def test_what_it_is_launched_for(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         assert not is_for_hopper(H200, _tensors() | few, sizes)
         assert is_for_hopper(H200, _tensors() | few | many, sizes)
+    lists = {name: size for name, size in SIZES.items() if name != "block_size"}
+    slots = {"kv_cache": torch.empty(9, 1, 576, dtype=torch.bfloat16)[..., :512]}
+    for topk, is_fast in ((32 * 64, False), (33 * 64, True)):
+        of_slots = _tensors() | slots | {"block_table": torch.zeros(2, topk, dtype=torch.int32)}
+        del of_slots["seq_lens"]
+        assert is_for_hopper(H200, of_slots, lists) == is_fast
+        assert is_for_hopper(H200, of_slots | many, lists)
     shifted = torch.empty(2 * 16 * 576 + 1, dtype=torch.bfloat16)[1:].view(2, 16, 576)
     assert not is_for_hopper(H200, _tensors() | {"q": shifted}, SIZES)
     monkeypatch.setattr(launch_hopper, "_kernel", lambda: None)

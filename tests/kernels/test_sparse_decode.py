@@ -17,7 +17,8 @@ from attnfuzz.kernels.latent.launch import sparse_decode
 
 HOPPER = GpuLimits(132, 227 << 10, False, True, "NVIDIA H200", (9, 0))
 INT_MAX = 2**31 - 1
-RANK, ROPE, SLOTS = 40, 24, 90
+ROPE, SLOTS = 24, 90
+RANK = 40
 
 
 def lists(lengths: Sequence[int], topk: int) -> Tensor:
@@ -32,26 +33,34 @@ def lists(lengths: Sequence[int], topk: int) -> Tensor:
 
 
 def check(
-    lengths: Sequence[int], *, heads: int = 3, topk: int = 70, packed: bool = False, lse: bool = True, **options: Any
+    lengths: Sequence[int],
+    *,
+    heads: int = 3,
+    topk: int = 70,
+    rank: int = RANK,
+    packed: bool = False,
+    lse: bool = True,
+    **options: Any,
 ) -> None:
     """Compare with the definition in float64. Weights are rounded to float16 before they multiply the rows."""
     random = torch.Generator("cpu").manual_seed(7)
     q, keys = (
         torch.randn(size, generator=random, device="cpu").to(torch.get_default_device()).half()
-        for size in ((len(lengths), heads, RANK + ROPE), (SLOTS, 1, RANK + ROPE))
+        for size in ((len(lengths), heads, rank + ROPE), (SLOTS, 1, rank + ROPE))
     )
     keys[-3:] = math.nan
-    latents, ropes, scales, rows = keys[..., :RANK], keys[..., RANK:], None, keys.double()
+    latents, ropes, scales, rows = keys[..., :rank], keys[..., rank:], None, keys.double()
     if packed:
-        bytes_of_rows = torch.full((SLOTS, 1, latent_row_size(RANK, ROPE)), 255, dtype=torch.uint8)
-        latents, scales, ropes = parts_of_latents(bytes_of_rows, RANK, q.dtype)
-        scales.copy_(torch.exp2(torch.arange(SLOTS) % 5 - 2.0)[:, None, None])
-        for part, numbers in ((latents, keys[..., :RANK]), (ropes, keys[..., RANK:])):
+        bytes_of_rows = torch.full((SLOTS, 1, latent_row_size(rank, ROPE)), 255, dtype=torch.uint8)
+        latents, scales, ropes = parts_of_latents(bytes_of_rows, rank, q.dtype)
+        places = torch.arange(SLOTS)[:, None, None] + 3 * torch.arange(scales.shape[-1])
+        scales.copy_(torch.exp2(places % 5 - 2.0))
+        for part, numbers in ((latents, keys[..., :rank]), (ropes, keys[..., rank:])):
             part[:-3] = numbers[:-3].to(part.dtype)
         rows = latent_rows(latents, scales, ropes)
     indices = lists(lengths, topk)
     counted = torch.tensor(lengths, dtype=torch.int32)
-    out, found = torch.full((len(lengths), heads, RANK), math.nan).half(), torch.full((len(lengths), heads), math.nan)
+    out, found = torch.full((len(lengths), heads, rank), math.nan).half(), torch.full((len(lengths), heads), math.nan)
     sparse_decode(
         q, latents, ropes, indices, 0.1, out, found if lse else None, scales=scales, topk_length=counted, **options
     )
@@ -59,7 +68,7 @@ def check(
         row = indices[i, :length].long()
         of_row = rows[row[(row >= 0) & (row < SLOTS)], 0].double()
         scores = q[i].double() @ of_row.T * 0.1
-        expected = scores.softmax(1) @ of_row[:, :RANK], scores.logsumexp(1)
+        expected = scores.softmax(1) @ of_row[:, :rank], scores.logsumexp(1)
         torch.testing.assert_close(out[i].double(), expected[0], rtol=2.0**-9, atol=2.0**-10)
         if lse:
             torch.testing.assert_close(found[i].double(), expected[1], rtol=2e-6, atol=2e-6)
@@ -72,10 +81,10 @@ def test_splits_take_tiles_by_turns(num_splits: int) -> None:
     check([0, 70, 16, 17, 1], num_splits=num_splits, tile=16)
 
 
-@pytest.mark.parametrize("num_splits", [1, 3])
-def test_rows_of_8_bits_have_scales_of_their_own(num_splits: int) -> None:
-    """Numbers would be multiplied with another row's scale, or the scales of dead rows make NaN of a sum."""
-    check([70, 5, 0], packed=True, num_splits=num_splits, tile=16)
+@pytest.mark.parametrize(("rank", "num_splits"), [(RANK, 1), (384, 3)])
+def test_rows_of_8_bits_have_scales_of_their_own(rank: int, num_splits: int) -> None:
+    """Numbers would be multiplied with another row's scale or part's, or scales of dead rows make NaN of a sum."""
+    check([70, 5, 0], rank=rank, packed=True, num_splits=num_splits, tile=16)
 
 
 def test_heads_of_several_programs() -> None:
