@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -34,6 +34,8 @@ _LEAST_COUNTED, _MOST_COUNTED = 32, 256
 """Sequences among which each warp looks for that of its block: a register of each of its threads for 32."""
 _ALIGNMENT = 16
 _MOST_OFFSET = 1 << 31
+_COLUMNS_OF_A_BOX = 64
+_NO_BOXES = {"d_k": None, "d_v": None, "rows_b": 0, "rows_h": 0, "columns_h": 0}
 
 
 @cache
@@ -95,6 +97,42 @@ def is_for_hopper(
     return otherwise.num_segments == 1 and _kernel() is not None
 
 
+class _Boxes(NamedTuple):
+    """Arguments by which the kernel has TMA copy pages: descriptors of both caches as ``[rows, columns]``, rows from
+    page to page and from head to head, and columns from head to head.
+    """
+
+    d_k: Any
+    d_v: Any
+    rows_b: int
+    rows_h: int
+    columns_h: int
+
+
+def _boxes(call: PagedCall, k_cache: Tensor, v_cache: Tensor, page: int) -> _Boxes | None:
+    """None where pages and heads are not whole rows, or columns, apart, or are placed otherwise in V than in K."""
+    stride_b, stride_t, stride_h, *_ = call.strides.k
+    if call.strides.k[:3] != call.strides.v[:3] or len(k_cache) == 0 or stride_t == 0 or stride_b % stride_t:
+        return None
+    sizes, last_head = call.sizes, call.sizes["num_kv_heads"] - 1
+    columns_h = stride_h if 0 < stride_h < stride_t and last_head > 0 else 0
+    if columns_h == 0 and last_head > 0 and stride_h % stride_t:
+        return None
+    rows_b, rows_h = stride_b // stride_t, 0 if columns_h or last_head == 0 else stride_h // stride_t
+    num_rows = (len(k_cache) - 1) * rows_b + last_head * rows_h + sizes["block_size"]
+    if num_rows >= _MOST_OFFSET:
+        return None
+    from triton.experimental.gluon import language
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    shared = language.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    shape = [num_rows, last_head * columns_h + sizes["head_size"]]
+    d_k, d_v = (
+        TensorDescriptor(one, shape, [stride_t, 1], [page, _COLUMNS_OF_A_BOX], shared) for one in (k_cache, v_cache)
+    )
+    return _Boxes(d_k, d_v, rows_b, rows_h, columns_h)
+
+
 def launch_on_hopper(
     call: PagedCall,
     inputs: tuple[Tensor, ...],
@@ -102,6 +140,7 @@ def launch_on_hopper(
     layout: str,
     max_query_len: int,
     processors: int,
+    by_tma: bool = True,
     **options: int,
 ) -> None:
     """Write ``out`` and ``lse``. A program for each multiprocessor, whose shared memory it fills."""
@@ -116,6 +155,8 @@ def launch_on_hopper(
     # The host knows this much: were all sequences as long as the longest, none would be a decode.
     are_mixed = sizes["num_tokens"] < num_seqs * max_query_len
     chosen = {"TILE": _TILE, "STAGES": 2, "CONSUMERS": 2, "REGISTERS": 216, "REGISTERS_P": 72, "PINGPONG": 1} | options
+    page = min(block_size, chosen["TILE"]) if in_chunks else 0
+    boxes = _boxes(call, k_cache, v_cache, page) if page and by_tma else None
     with on_device_of(q):
         kernel[(min(processors, num_blocks * num_kv_heads),)](
             q, *q.stride()[:2], k_cache, *strides.k[:3], v_cache, *strides.v[:3],
@@ -123,9 +164,10 @@ def launch_on_hopper(
             call.out, *call.out.stride()[:2], call.lse, *call.lse.stride(),
             scale * math.log2(math.e), num_seqs, num_kv_heads, block_size,
             GROUP=group, HEAD_SIZE=sizes["head_size"],
-            PAGE=min(block_size, chosen["TILE"]) if in_chunks else 0, BLOCK_SIZE=block_size if is_power_of_two else 0,
+            PAGE=page, BLOCK_SIZE=block_size if is_power_of_two else 0,
             BLOCK_S=max(_LEAST_COUNTED, triton.next_power_of_2(num_seqs)),
             SAME_STRIDES=strides.k[:2] == strides.v[:2], FEWEST=2 if are_mixed else 1, num_warps=4, **chosen,
+            BY_TMA=boxes is not None, **(_NO_BOXES if boxes is None else boxes._asdict()),
         )  # fmt: skip
     if are_mixed:
         grouped_decode(

@@ -40,17 +40,20 @@ def _attention(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple[T
 
 
 @pytest.mark.parametrize(
-    ("lens", "queries", "block_size", "group", "head_size", "tile", "stages", "programs"),
+    ("lens", "queries", "block_size", "group", "head_size", "tile", "stages", "programs", "by_tma"),
     [
-        ((70, 40, 0, 300), (70, 1, 0, 60), 16, 4, 64, 64, 2, 3),
-        ((130, 5), (100, 9), 24, 3, 128, 128, 2, 1),
-        ((64, 129), (64, 129), 16, 1, 64, 64, 3, 5),
-        ((20, 90), (20, 40), 128, 7, 64, 64, 2, 2),
+        ((70, 40, 0, 300), (70, 1, 0, 60), 16, 4, 64, 64, 2, 3, True),
+        ((70, 40, 0, 300), (70, 1, 0, 60), 16, 4, 64, 64, 2, 3, False),
+        ((130, 5), (100, 9), 24, 3, 128, 128, 2, 1, False),
+        ((64, 129), (64, 129), 16, 1, 64, 64, 3, 5, True),
+        ((20, 90), (20, 40), 128, 7, 64, 64, 2, 2, True),
+        ((20, 90), (20, 40), 128, 7, 64, 64, 2, 2, False),
+        ((290, 9), (40, 9), 32, 4, 128, 128, 2, 2, True),
     ],
 )
 def test_what_it_computes(
     lens: tuple[int, ...], queries: tuple[int, ...], block_size: int, group: int, head_size: int, tile: int,
-    stages: int, programs: int,
+    stages: int, programs: int, by_tma: bool,
 ) -> None:  # fmt: skip
     """Tiles would be left out or counted twice, rows get others' tokens, dead tokens be multiplied, groups wait."""
     num_seqs, pages, kv_heads = len(lens), max(1, -(-max(lens) // block_size)), 2
@@ -68,6 +71,7 @@ def test_what_it_computes(
     out = torch.full((num_tokens, kv_heads * group, head_size), 7.0).half()
     lse = torch.full((num_tokens, kv_heads * group), 7.0)
     scale = head_size**-0.5
+    d_k, d_v = (gluon_stand_in.Descriptor(one.flatten(0, 1).flatten(1)) for one in (k, v))
     gluon_stand_in.run(
         "attnfuzz.kernels.q_block.q_block_hopper", "q_block_hopper_kernel", (programs,),
         q, *q.stride()[:2], k, *k.stride()[:3], v, *v.stride()[:3], table, pages, torch.tensor(lens), starts,
@@ -75,7 +79,8 @@ def test_what_it_computes(
         GROUP=group, HEAD_SIZE=head_size, TILE=tile, STAGES=stages, CONSUMERS=2,
         PAGE=0 if block_size & (block_size - 1) or block_size < 16 else min(block_size, tile),
         BLOCK_SIZE=0 if block_size & (block_size - 1) else block_size,
-        BLOCK_S=32, SAME_STRIDES=True, PINGPONG=1, FEWEST=1, REGISTERS=0, REGISTERS_P=0,
+        BLOCK_S=32, SAME_STRIDES=True, PINGPONG=1, FEWEST=1, REGISTERS=0, REGISTERS_P=0, BY_TMA=by_tma,
+        d_k=d_k, d_v=d_v, rows_b=block_size, rows_h=0, columns_h=head_size,
     )  # fmt: skip
     for i, length in enumerate(lens):
         rows = slice(int(starts[i]), int(starts[i + 1]))
@@ -155,6 +160,42 @@ def _launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]
     monkeypatch.setattr(launch_hopper, "grouped_decode", lambda *_, **named: launched.append(("decodes", named)))
     monkeypatch.setattr(launch, "_attend", lambda *_: launched.append(("q_block", {})))
     return launched
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 3])
+@pytest.mark.parametrize("layout", ["NHD", "HND", "interleaved"])
+def test_where_boxes_are(layout: str, num_kv_heads: int) -> None:
+    """The copy engine would bring other pages, heads or tokens than the block table says."""
+    shape = (5, 16, num_kv_heads, 64)
+    if layout == "interleaved":
+        k, v = torch.arange(2 * math.prod(shape), dtype=torch.float16).view(5, 2, *shape[1:]).unbind(1)
+    else:
+        k, v = (torch.arange(math.prod(shape), dtype=torch.float16).view(shape) for _ in range(2))
+    if layout == "HND":
+        k, v = (one.transpose(1, 2).contiguous() for one in (k, v))
+    q, table, lens = torch.empty(4, num_kv_heads, 64).half(), torch.zeros(1, 5).int(), torch.zeros(1).int()
+    call = prepare_paged(q, k, v, table, lens, 16, layout, None, None, {}, torch.tensor([0, 4]))
+    boxes = launch_hopper._boxes(call, k, v, 16)
+    assert boxes is not None
+    for cache, described in ((k, boxes.d_k), (v, boxes.d_v)):
+        rows = cache.as_strided(described.shape, described.strides)
+        for page, head in ((0, 0), (4, num_kv_heads - 1)):
+            first, column = page * boxes.rows_b + head * boxes.rows_h, head * boxes.columns_h
+            wanted = cache[page, head] if layout == "HND" else cache[page, :, head]
+            assert torch.equal(rows[first : first + 16, column : column + 64], wanted)
+        assert described.block_shape == [16, 64]
+
+
+def test_pages_without_boxes() -> None:
+    """Rows between those of pages would be copied in place of pages."""
+    call = prepare_paged(**{name: _batch()[name] for name in (
+        "q", "k_cache", "v_cache", "block_table", "seq_lens", "block_size", "layout", "cu_seqlens_q"
+    )}, out=None, lse=None, variants={})  # fmt: skip
+    strides, caches = call.strides, (_batch()["k_cache"], _batch()["v_cache"])
+    assert launch_hopper._boxes(call, *caches, 16) is not None
+    for k, v in (((4112, 256, 128), (4112, 256, 128)), ((4096, 256, 128), (8192, 256, 128)), ((4096, 128, 2064),) * 2):
+        others = strides._replace(k=(*k, 1, 0), v=(*v, 1))
+        assert launch_hopper._boxes(call._replace(strides=others), *caches, 16) is None
 
 
 def test_decodes_among_prompts_go_to_another_kernel(launched: list[tuple[str, dict[str, Any]]]) -> None:
