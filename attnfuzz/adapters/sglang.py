@@ -29,6 +29,7 @@ from attnfuzz.families import (
 )
 from attnfuzz.families.history import steps_of
 from attnfuzz.families.indexer_topk import chosen_scores
+from attnfuzz.problems.choices import HEAD_SIZES
 from attnfuzz.problems.supports import DTYPES
 
 __all__ = [
@@ -80,6 +81,7 @@ _FP8: dict[str, Any] = {
     "kv_dtypes": ("float8_e4m3fn",),
     "kv_scales": ("tensor",),
     "where": ({"kv_dtype": "float8_e4m3fn"},),
+    "head_sizes": tuple(size for size in HEAD_SIZES if size > 16),  # a dot of 8 bits
 }
 _IN_FP8 = attnfuzz.Numerics(query="float8_e4m3fn", probabilities="float8_e4m3fn", row_sum="float32")
 _IN_FP8_BESIDE_NEW = attnfuzz.Numerics(

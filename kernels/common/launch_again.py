@@ -34,12 +34,14 @@ def launch_again(
     """``kernel[grid](*args, **named, **options)`` on the current device.
 
     ``args``: the kernel's first arguments, a tensor to begin with. ``named``: all others, constants among them, by
-    name. ``options``: of the launch, as ``num_warps``. All but tensors must be hashable.
+    name. ``options``: of the launch, as ``num_warps``, which kernels in Gluon take as an argument too. All but tensors
+    must be hashable.
     """
     if not args[0].is_cuda:  # in the interpreter nothing is compiled
         kernel[grid](*args, **named, **options)
         return
-    _launch(kernel, grid, (*args, *[named[name] for name in kernel.arg_names[len(args) :]]), options)
+    of_both = {**options, **named}
+    _launch(kernel, grid, (*args, *[of_both[name] for name in kernel.arg_names[len(args) :]]), options)
 
 
 def _launch(kernel: Any, grid: tuple[int, int, int], args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
@@ -49,7 +51,8 @@ def _launch(kernel: Any, grid: tuple[int, int, int], args: tuple[Any, ...], opti
     if launched is not None and launched[0] is kernel:
         launched[1][grid](*args)
         return
-    compiled = kernel[grid](*args, **options)
+    by_position = sum(name not in options for name in kernel.arg_names)  # what is both comes last
+    compiled = kernel[grid](*args[:by_position], **options)
     if isinstance(compiled, CompiledKernel):
         if len(_LAUNCHED) >= _MOST_LAUNCHED:
             _LAUNCHED.clear()

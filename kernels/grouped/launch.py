@@ -18,9 +18,11 @@ from attnfuzz.kernels.common.prepare import prepare_paged
 from attnfuzz.kernels.common.variants import Variants, sink_arguments
 from attnfuzz.kernels.grouped.combine_partials import combine_partials_kernel
 from attnfuzz.kernels.grouped.grouped_decode import grouped_decode_kernel
+from attnfuzz.kernels.grouped.launch_hopper import is_for_hopper, launch_on_hopper
+from attnfuzz.kernels.grouped.plan_splits import MOST_COUNTED, plan_splits, sequences_counted
 from attnfuzz.kernels.tuned import measured_choice
 
-__all__ = ["GroupedPlan", "grouped_decode", "plan_grouped", "plan_splits", "sequences_counted"]
+__all__ = ["GroupedPlan", "grouped_decode", "plan_grouped"]
 
 _DTYPES = (torch.float16, torch.bfloat16)
 _MOST_HEADS = 64
@@ -40,16 +42,8 @@ _SHARED_BYTES = 160 << 10
 """Bytes of the tiles on their way at a time; a multiprocessor of an A100 has 164 KiB, of an H100 228."""
 _SHORT = 2048
 """Tokens of the longest sequence."""
-_MANY_TILES = 20
-"""In a split of the longest sequence. A program of an H100 takes about 1.4 us for one.
-
-Block tables have room for whole pages: 512 tokens, which are 16 tiles, are up to 17 there with pages of 272."""
 _FILL_OF_RANGES = 3
 """Programs of a multiprocessor that take a range of all tiles: as many as its registers hold."""
-_MOST_COUNTED = 4096
-"""Sequences whose tiles a program counts. A batch of more fills any GPU many times over."""
-_COUNTED = tuple(64 << 2 * i for i in range(6))
-"""At once. Each size is a compilation, and batches change with every step of a server."""
 _PROCESSORS_OF_A_CPU = 8
 """In the interpreter, so that there are splits."""
 _SECOND_KERNEL = {"LAST_COMBINES": False, "BLOCK_G": 1, "CHUNK": 1}
@@ -67,26 +61,6 @@ class GroupedPlan(NamedTuple):
     num_stages: int
     pdl: bool
     balanced: bool
-
-
-def plan_splits(
-    num_seqs: int, head_programs: int, tiles: int, processors: int, fill: int, balanced: bool | None = None
-) -> tuple[int, bool]:
-    """How many splits, and whether they are shared out by length: then of all sequences, otherwise of each.
-
-    ``tiles``: of the longest sequence that there is room for; ``fill``: programs that each multiprocessor should get.
-    """
-    each = max(1, min(fill * processors // max(1, num_seqs * head_programs), tiles))
-    if balanced is None:
-        balanced = 1 < num_seqs <= _MOST_COUNTED and tiles > _MANY_TILES * each
-    if not balanced:
-        return each, False
-    return max(1, fill * processors // max(1, head_programs)), True
-
-
-def sequences_counted(num_seqs: int) -> int:
-    """``BLOCK_S`` of a launch that shares splits out."""
-    return next(size for size in _COUNTED if size >= num_seqs)
 
 
 def plan_grouped(
@@ -175,6 +149,11 @@ def grouped_decode(
         q, k_cache, v_cache, block_table, seq_lens, block_size, layout, out, lse, variants, cu_seqlens_q
     )  # fmt: skip
     (out, lse), sizes, window = call.results, call.sizes, call.variant.window
+    of_the_loop = (tile, num_warps, num_stages, pdl, block_m, num_combined, counters, cu_seqlens_q)
+    tensors = (q, k_cache, v_cache, block_table, seq_lens)
+    if all(one is None for one in of_the_loop) and is_for_hopper(gpu_at(q.device), *tensors, call, num_splits, fill):
+        launch_on_hopper(*tensors, float(scale), call, num_splits, fill, balanced)
+        return out, lse
     num_seqs, (_, num_q_heads, head_size) = sizes["num_seqs"], q.shape
     if cu_seqlens_q is not None:
         _check_mixed(num_seqs, num_splits, balanced, counters)
@@ -372,8 +351,8 @@ def _check_mixed(num_seqs: int, num_splits: int | None, balanced: bool | None, c
             f"num_splits={num_splits}, balanced={balanced} and counters cannot be chosen with cu_seqlens_q, since "
             "decodes among prompts are shared out by length; leave them out"
         )
-    if num_seqs > _MOST_COUNTED:
-        raise ValueError(f"num_seqs={num_seqs} must be at most {_MOST_COUNTED} with cu_seqlens_q; use q_block")
+    if num_seqs > MOST_COUNTED:
+        raise ValueError(f"num_seqs={num_seqs} must be at most {MOST_COUNTED} with cu_seqlens_q; use q_block")
 
 
 def _check_counters(counters: Tensor, q: Tensor) -> None:

@@ -24,7 +24,7 @@ from attnfuzz.kernels.common.device import GpuLimits, gpu_at, on_device_of
 from attnfuzz.kernels.common.matrix_units import LEAST_FOR_DOT, block_columns, num_tiles, tiles_in_shared_memory
 from attnfuzz.kernels.common.variants import Variant, check_variant
 from attnfuzz.kernels.grouped.combine_partials import combine_partials_kernel
-from attnfuzz.kernels.grouped.launch import plan_splits, sequences_counted
+from attnfuzz.kernels.grouped.plan_splits import plan_splits, sequences_counted
 from attnfuzz.kernels.latent.indexer_topk import indexer_topk_kernel
 from attnfuzz.kernels.latent.latent_decode import latent_decode_kernel
 from attnfuzz.kernels.latent.latent_verify import latent_verify_kernel

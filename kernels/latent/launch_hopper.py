@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnfuzz.kernels.common.device import GpuLimits, on_device_of
 from attnfuzz.kernels.grouped.combine_partials import combine_partials_kernel
-from attnfuzz.kernels.grouped.launch import sequences_counted
+from attnfuzz.kernels.grouped.plan_splits import sequences_counted
 
 __all__ = ["is_for_hopper", "launch_on_hopper"]
 

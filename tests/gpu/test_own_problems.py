@@ -41,13 +41,14 @@ def test_cases_are_judged_together_as_alone(name: str, runner: Runner) -> None:
 def test_bugs_show_in_a_batch_as_alone(bug: str, runner: Runner) -> None:
     """A batch on a GPU would hide what a case by itself shows."""
     (declaration,) = runner.declarations([f"{cache_write_kernels.__file__}:{bug}"])
-    drawn = drawn_from(cases(declaration.problem, supports=declaration.supports), draws=20)
+    drawn = drawn_from(cases(declaration.problem, supports=declaration.supports), draws=60)
     together = [one.failure for one in judge_each(runner, declaration, drawn, timeout_s=200)]
     alone = [runner.judge(declaration, case, relations=()).failure for case in drawn]
     pairs = [(one, other) for one, other in zip(together, alone, strict=True) if other is not None]
     assert pairs
     racing = {"accuracy", "determinism"}  # a slot of two tokens has either's, in torch's order of the moment
-    assert all(one and (one.oracle == other.oracle or {one.oracle, other.oracle} == racing) for one, other in pairs)
+    oracles = [(one and one.oracle, other.oracle) for one, other in pairs]
+    assert not [both for both in oracles if len({*both}) > 1 and {*both} != racing]
 
 
 @pytest.mark.parametrize("name", ["write", "attend"])

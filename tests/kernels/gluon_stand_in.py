@@ -71,6 +71,12 @@ class Shared:
     def store(self, value: Tensor) -> None:
         self.tensor.copy_(value)
 
+    def load(self, _: Any) -> Tensor:
+        return self.tensor
+
+    def _reinterpret(self, dtype: torch.dtype, shape: Sequence[int], _: Any) -> Shared:
+        return Shared(self.tensor.view(dtype).view(*shape))
+
 
 class Boxes:
     """Shared memory as boxes ``[n, wide, tall, rows, columns]``, numbered by the first three."""
@@ -206,6 +212,7 @@ def run(module: str, kernel: str, grid: tuple[int, ...], *args: Any, **named: An
             )
         ),
         fence_async_shared=lambda: None,
+        mma_v2=lambda a, b, acc: a.float() @ b.float() + acc,
         warpgroup_mma=_multiply,
         warpgroup_mma_wait=lambda _, deps: deps[0] if len(deps) == 1 else tuple(deps),
     )
@@ -226,27 +233,45 @@ def run(module: str, kernel: str, grid: tuple[int, ...], *args: Any, **named: An
         getattr(loaded, kernel)(*pointers, **named)
 
 
+def combined(acc: Tensor, row_max: Tensor, exp_sum: Tensor) -> tuple[Tensor, Tensor]:
+    """The result and the LSE of states ``[heads, states]``, as ``combine_partials`` has them."""
+    weights = torch.exp(row_max - row_max.amax(1, keepdim=True))
+    total = (weights * exp_sum).sum(1)
+    return (weights[:, :, None] * acc).sum(1) / total[:, None], row_max.amax(1) + total.log()
+
+
 def _language() -> ModuleType:
     nothing = dict.fromkeys(
-        ("BlockedLayout", "DotOperandLayout", "NVMMADistributedLayout", "NVMMASharedLayout", "SliceLayout", "barrier"),
+        (
+            "BlockedLayout",
+            "DotOperandLayout",
+            "NVMMADistributedLayout",
+            "NVMMASharedLayout",
+            "SliceLayout",
+            "SwizzledSharedLayout",
+            "barrier",
+        ),
         lambda *_, **__: None,
     )
     language = ModuleType("language")
     vars(language).update(
         **nothing,
-        **{name: getattr(torch, name) for name in ("exp2", "float32", "int32", "int64", "log2")},
+        **{name: getattr(torch, name) for name in ("exp2", "float16", "float32", "int16", "int32", "int64", "log2")},
+        float8e5=torch.float8_e5m2,
         allocate_shared_memory=_allocate,
         arange=lambda first, end, **_: torch.arange(first, end),
         associative_scan=lambda x, axis, _: x.cumsum(axis),
-        constexpr=int,
+        constexpr=lambda value: value,
         convert_layout=lambda x, _: x,
         expand_dims=lambda x, axis: x.unsqueeze(axis),
         full=lambda shape, value, dtype, **_: torch.full(shape, value, dtype=dtype),
-        inline_asm_elementwise=lambda asm, _, args, **__: torch.exp2(args[0]) if asm.startswith("ex2") else None,
+        inline_asm_elementwise=_assembly,
+        join=lambda x, y: torch.stack((x, y), -1),
         load=_load,
         max=lambda x, axis: x.amax(axis),
         maximum=lambda x, y: torch.maximum(_tensor(x), _tensor(y)),
         minimum=lambda x, y: torch.minimum(_tensor(x), _tensor(y)),
+        multiple_of=lambda x, _: x,
         static_range=range,
         store=_store,
         sum=lambda x, axis: x.sum(axis),
@@ -259,6 +284,23 @@ def _allocate(dtype: torch.dtype, shape: Sequence[int], layout: Any) -> Shared:
     if layout is _BARRIER:
         return Shared(torch.zeros(*shape[:-1], 4, dtype=dtype))
     return Shared(torch.full(shape, float("nan"), dtype=dtype))
+
+
+def _assembly(text: str, _: str, args: Sequence[Any], **__: Any) -> Any:
+    """What kernels say in instructions of the GPU."""
+    if "mul.wide" in text:
+        return args[0].long() * args[1]
+    if "mad.wide" in text:
+        return args[0].long() * args[1] + args[2]
+    if "cvt" in text:
+        (words,) = args
+        numbers = words.contiguous().view(torch.float8_e5m2 if "e5m2" in text else torch.float8_e4m3fn)
+        pairs = numbers.view(*words.shape, 2).half()
+        return pairs[..., 0], pairs[..., 1]
+    if text.startswith("ex2"):
+        return torch.exp2(args[0])
+    assert "griddepcontrol" in text
+    return None
 
 
 def _jit(function: Any = None, **_: Any) -> Any:

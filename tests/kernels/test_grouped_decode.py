@@ -234,6 +234,6 @@ def test_lengths_of_ranges_may_lie_far_apart() -> None:
         num_q_heads=1, num_kv_heads=1, head_size=16, scale=0.25, seq_lens=(1, 1, 1), block_size=1,
         options={"balanced": True},
     )  # fmt: skip
-    verdict = judge(kernel, case, device="cpu", relations=("page_relocation",))
+    verdict = judge(kernel, case, device=torch.get_default_device().type, relations=("page_relocation",))
     assert verdict.related == ("page_relocation",)
     assert verdict.failure is None

@@ -17,6 +17,7 @@ from attnfuzz.kernels.common.device import GpuLimits
 from attnfuzz.kernels.latent import launch_hopper
 from attnfuzz.kernels.latent.launch_hopper import is_for_hopper
 from tests.kernels import gluon_stand_in
+from tests.kernels.gluon_stand_in import combined
 
 SCALE = 576**-0.5
 SIZES = {"num_seqs": 2, "head_size": 576, "v_head_size": 512}
@@ -70,15 +71,9 @@ def test_what_it_computes(lens: tuple[int, ...], block_size: int, num_heads: int
         first, count = shares[i].tolist()
         got = (out[i], lse[i])
         if count > 1:
-            got = _combined(*(one[:, first : first + count] for one in (acc, row_max, exp_sum)))
+            got = combined(*(one[:, first : first + count] for one in (acc, row_max, exp_sum)))
         torch.testing.assert_close(got[0].double(), scores.softmax(1) @ keys[:, :512], rtol=2.0**-9, atol=2.0**-10)
         torch.testing.assert_close(got[1].double(), scores.logsumexp(1), rtol=2e-6, atol=2e-6)
-
-
-def _combined(acc: Tensor, row_max: Tensor, exp_sum: Tensor) -> tuple[Tensor, Tensor]:
-    weights = torch.exp(row_max - row_max.amax(1, keepdim=True))
-    total = (weights * exp_sum).sum(1)
-    return (weights[:, :, None] * acc).sum(1) / total[:, None], row_max.amax(1) + total.log()
 
 
 def _tensors(dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:

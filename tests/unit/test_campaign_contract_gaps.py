@@ -11,6 +11,7 @@ import pytest
 
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.triage.contract_gaps import needed_limits, restriction_of, with_remedy
+from attnfuzz.cases.facets.facet import other_than
 from attnfuzz.cases.features import FREED_PAGES, KV_STRIDES_DIFFER
 from attnfuzz.cases.supported import supports_case
 from attnfuzz.corpus import load_regression
@@ -245,6 +246,18 @@ def test_what_is_declared_stays_in_the_line_to_copy() -> None:
     assert told is not None
     text = 'Supports(head_sizes=(16, 32), strides="contiguous", deterministic=False)'
     assert str(told) == f"1 of 1 finding goes away if you declare {text}"
+
+
+def test_the_simplest_size_may_be_the_one_that_is_refused() -> None:
+    """A search ended with an internal error where a kernel refuses heads of 16, which matrix units of 8 bits do."""
+    size = other_than("head_size", 64)
+    for features, text in (
+        (("head_size=16",), ""),
+        ((str(size), str(other_than("head_size", 128))), "head_sizes=(64, 128)"),
+    ):
+        found = refused(paged(), *features)
+        with_remedy(found)
+        assert (found.remedy is None) if not text else text in repr(found.remedy)
 
 
 def test_no_declaration_that_leaves_no_case() -> None:

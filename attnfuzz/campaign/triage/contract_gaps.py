@@ -19,6 +19,7 @@ import msgspec
 
 from attnfuzz.bundled.merge_states import PAIR
 from attnfuzz.campaign.finding import Finding
+from attnfuzz.cases.facets.facet import other_than
 from attnfuzz.cases.facets.heads import GROUPED, HEAD_SIZE_NOT_POW2, SEVERAL_KV_HEADS
 from attnfuzz.cases.facets.sequences import PADDING_TOKENS
 from attnfuzz.cases.facets.storage import BLOCK_SIZE_NOT_POW2, SEVERAL_SPLITS, strided_tensor
@@ -169,7 +170,9 @@ def _of_refusals(case: Any, features: frozenset[Feature]) -> Limits:
         found["dtypes"] = tuple(dtype for dtype in DTYPES if dtype != case.dtype)
     if any(one.field == "head_size" for one in features):
         tried = [size for size in HEAD_SIZES if head_size_rank(size) < head_size_rank(case.head_size)]
-        found["head_sizes"] = _kept(_POW2_HEAD_SIZES, tried, case.head_size)
+        other = tuple(size for size in sorted(HEAD_SIZES) if other_than("head_size", size) in features)
+        if sizes := _kept(_POW2_HEAD_SIZES, tried, case.head_size) or other:  # none where the simplest is refused
+            found["head_sizes"] = sizes
     if GROUPED in features and SEVERAL_KV_HEADS not in features:
         powers = tuple(filter(is_power_of_two, GQA_RATIOS))
         found["gqa_ratios"] = _kept(powers, [ratio for ratio in GQA_RATIOS if ratio < case.gqa_ratio], case.gqa_ratio)
