@@ -51,7 +51,7 @@ _barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier  #
 @gluon.jit
 def _find_block(
     p_cu_seqlens, p_seq_lens, i_block, num_seqs,
-    BLOCK_Q: gl.constexpr, TILE: gl.constexpr, BLOCK_S: gl.constexpr, FEWEST: gl.constexpr, num_warps: gl.constexpr,
+    BLOCK_Q: gl.constexpr, TILE: gl.constexpr, BLOCK_S: gl.constexpr, fewest, num_warps: gl.constexpr,
 ):  # fmt: skip
     """Finds the sequence i with ``start(i) <= i_block < start(i + 1)`` (see ``q_block``)."""
     # Each warp has all sequences, so that none waits for another.
@@ -67,7 +67,7 @@ def _find_block(
     first = (i_block - query_start // BLOCK_Q - i_seq) * BLOCK_Q
     last_limit = gl.maximum(context_len + gl.minimum(first + BLOCK_Q, query_len), 0)
     # One tile at least, with nothing in it, where no query sees a key.
-    is_mine = (first < query_len) & (query_len >= FEWEST)
+    is_mine = (first < query_len) & (query_len >= fewest)
     num_tiles = gl.where(is_mine, gl.maximum((last_limit + TILE - 1) // TILE, 1), 0)
     return i_seq, query_start, query_len, context_len, first, last_limit, num_tiles
 
@@ -119,7 +119,7 @@ def _produce(
     p_table, stride_table_s, p_seq_lens, p_cu_seqlens, num_seqs, num_kv_heads, block_size,
     GROUP: gl.constexpr, HEAD_SIZE: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
     CONSUMERS: gl.constexpr, PAGE: gl.constexpr, BLOCK_SIZE: gl.constexpr, BLOCK_S: gl.constexpr,
-    SAME_STRIDES: gl.constexpr, FEWEST: gl.constexpr,
+    SAME_STRIDES: gl.constexpr, fewest,
 ):  # fmt: skip
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_SIZE, HEAD_SIZE // 8], [4, 1], [1, 0])
     CHUNK: gl.constexpr = 16 if PAGE > 0 else TILE // 4
@@ -136,7 +136,7 @@ def _produce(
         i_kv_head = i_work % num_kv_heads
         i_block = num_blocks - 1 - i_work // num_kv_heads
         i_seq, query_start, query_len, context_len, first, _last_limit, num_tiles = _find_block(
-            p_cu_seqlens, p_seq_lens, i_block, num_seqs, BLOCK_Q, TILE, BLOCK_S, FEWEST, 4
+            p_cu_seqlens, p_seq_lens, i_block, num_seqs, BLOCK_Q, TILE, BLOCK_S, fewest, 4
         )
         if num_tiles > 0:
             p_pages = p_table + i_seq.to(gl.int64) * stride_table_s
@@ -266,7 +266,7 @@ def _produce_by_tma(
     p_table, stride_table_s, p_seq_lens, p_cu_seqlens, num_seqs, num_kv_heads,
     GROUP: gl.constexpr, HEAD_SIZE: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
     CONSUMERS: gl.constexpr, PAGE: gl.constexpr, BLOCK_SIZE: gl.constexpr, BLOCK_S: gl.constexpr,
-    FEWEST: gl.constexpr,
+    fewest,
 ):  # fmt: skip
     """As ``_produce`` by one warp, which asks the GPU's copy engine for pages: few instructions, and no fences."""
     OF_Q: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_SIZE, HEAD_SIZE // 8], [1, 1], [1, 0])
@@ -285,7 +285,7 @@ def _produce_by_tma(
         i_kv_head = i_work % num_kv_heads
         i_block = num_blocks - 1 - i_work // num_kv_heads
         i_seq, query_start, query_len, context_len, first, _last_limit, num_tiles = _find_block(
-            p_cu_seqlens, p_seq_lens, i_block, num_seqs, BLOCK_Q, TILE, BLOCK_S, FEWEST, 1
+            p_cu_seqlens, p_seq_lens, i_block, num_seqs, BLOCK_Q, TILE, BLOCK_S, fewest, 1
         )
         if num_tiles > 0:
             p_pages = p_table + i_seq.to(gl.int64) * stride_table_s
@@ -388,7 +388,7 @@ def _consume(
     p_seq_lens, p_cu_seqlens, p_out, stride_os, stride_oh, p_lse, stride_lse_s, stride_lse_h,
     scale, num_seqs, num_kv_heads,
     WHICH: gl.constexpr, GROUP: gl.constexpr, HEAD_SIZE: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
-    CONSUMERS: gl.constexpr, BLOCK_S: gl.constexpr, PINGPONG: gl.constexpr, FEWEST: gl.constexpr, BY_TMA: gl.constexpr,
+    CONSUMERS: gl.constexpr, BLOCK_S: gl.constexpr, PINGPONG: gl.constexpr, fewest, BY_TMA: gl.constexpr,
 ):  # fmt: skip
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_SIZE, 16])
@@ -403,7 +403,7 @@ def _consume(
         i_kv_head = i_work % num_kv_heads
         i_block = num_blocks - 1 - i_work // num_kv_heads
         _i_seq, query_start, query_len, context_len, first, last_limit, num_tiles = _find_block(
-            p_cu_seqlens, p_seq_lens, i_block, num_seqs, BLOCK_Q, TILE, BLOCK_S, FEWEST, 4
+            p_cu_seqlens, p_seq_lens, i_block, num_seqs, BLOCK_Q, TILE, BLOCK_S, fewest, 4
         )
         if num_tiles > 0:
             o_m = WHICH * _ROWS + gl.arange(0, _ROWS, layout=gl.SliceLayout(1, SCORES))
@@ -471,7 +471,18 @@ def _consume(
 
 
 @gluon.jit(
-    do_not_specialize=["num_seqs", "num_kv_heads", "block_size", "stride_table_s", "rows_b", "rows_h", "columns_h"]
+    do_not_specialize=[
+        "num_seqs",
+        "num_kv_heads",
+        "block_size",
+        "stride_table_s",
+        "stride_lse_s",
+        "stride_lse_h",
+        "rows_b",
+        "rows_h",
+        "columns_h",
+        "fewest",
+    ]
 )
 def q_block_hopper_kernel(
     # tensors, each followed by its strides in elements; last dimensions are contiguous
@@ -485,6 +496,7 @@ def q_block_hopper_kernel(
     p_lse, stride_lse_s, stride_lse_h,  # [num_tokens, num_q_heads]
     scale,  # times log2(e)
     num_seqs, num_kv_heads, block_size,
+    fewest,  # query tokens of a sequence, or it is left alone
     GROUP: gl.constexpr,  # query heads per KV head
     HEAD_SIZE: gl.constexpr,
     TILE: gl.constexpr,  # keys per step
@@ -495,11 +507,11 @@ def q_block_hopper_kernel(
     BLOCK_S: gl.constexpr,  # num_seqs rounded up to a power of two
     SAME_STRIDES: gl.constexpr,  # whether pages and tokens are as far apart in V as in K
     PINGPONG: gl.constexpr,  # whether warp groups take turns with products
-    FEWEST: gl.constexpr,  # query tokens of a sequence, or it is left alone
     REGISTERS: gl.constexpr, REGISTERS_P: gl.constexpr,
     # BY_TMA: descriptors of the caches as [rows, columns], and where a page, and a head, begins in these
     d_k, d_v, rows_b, rows_h, columns_h,
     BY_TMA: gl.constexpr,
+    AFTER_DECODES: gl.constexpr,  # whether launched with programmatic dependent launch after ``grouped_decode``
 ):  # fmt: skip
     SHARED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
@@ -530,20 +542,20 @@ def q_block_hopper_kernel(
                     s_q, s_k, s_v, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns,
                     p_seq_lens, p_cu_seqlens, p_out, stride_os, stride_oh, p_lse, stride_lse_s, stride_lse_h,
                     scale, num_seqs, num_kv_heads, gl.constexpr(0), GROUP, HEAD_SIZE, TILE, STAGES, CONSUMERS, BLOCK_S,
-                    PINGPONG, FEWEST, BY_TMA,
+                    PINGPONG, fewest, BY_TMA,
                 )),
                 (_consume, (
                     s_q, s_k, s_v, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns,
                     p_seq_lens, p_cu_seqlens, p_out, stride_os, stride_oh, p_lse, stride_lse_s, stride_lse_h,
                     scale, num_seqs, num_kv_heads, gl.constexpr(1), GROUP, HEAD_SIZE, TILE, STAGES, CONSUMERS, BLOCK_S,
-                    PINGPONG, FEWEST, BY_TMA,
+                    PINGPONG, fewest, BY_TMA,
                 )),
                 (_produce_by_tma, (
                     s_q, s_k, s_v, q_full, q_empty, k_full, k_empty, v_full, v_empty,
                     p_q, stride_qs, stride_qh, d_k, p_k, d_v, p_v, stride_kb, stride_kt, stride_kh,
                     rows_b, rows_h, columns_h,
                     p_table, stride_table_s, p_seq_lens, p_cu_seqlens, num_seqs, num_kv_heads,
-                    GROUP, HEAD_SIZE, TILE, STAGES, CONSUMERS, PAGE, BLOCK_SIZE, BLOCK_S, FEWEST,
+                    GROUP, HEAD_SIZE, TILE, STAGES, CONSUMERS, PAGE, BLOCK_SIZE, BLOCK_S, fewest,
                 )),
             ],
             [4, 1],
@@ -556,13 +568,13 @@ def q_block_hopper_kernel(
                     s_q, s_k, s_v, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns,
                     p_seq_lens, p_cu_seqlens, p_out, stride_os, stride_oh, p_lse, stride_lse_s, stride_lse_h,
                     scale, num_seqs, num_kv_heads, gl.constexpr(0), GROUP, HEAD_SIZE, TILE, STAGES, CONSUMERS, BLOCK_S,
-                    PINGPONG, FEWEST, BY_TMA,
+                    PINGPONG, fewest, BY_TMA,
                 )),
                 (_consume, (
                     s_q, s_k, s_v, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns,
                     p_seq_lens, p_cu_seqlens, p_out, stride_os, stride_oh, p_lse, stride_lse_s, stride_lse_h,
                     scale, num_seqs, num_kv_heads, gl.constexpr(1), GROUP, HEAD_SIZE, TILE, STAGES, CONSUMERS, BLOCK_S,
-                    PINGPONG, FEWEST, BY_TMA,
+                    PINGPONG, fewest, BY_TMA,
                 )),
                 (_produce, (
                     s_q, s_k, s_v, q_full, q_empty, k_full, k_empty, v_full, v_empty,
@@ -570,9 +582,12 @@ def q_block_hopper_kernel(
                     p_v, stride_vb, stride_vt, stride_vh,
                     p_table, stride_table_s, p_seq_lens, p_cu_seqlens, num_seqs, num_kv_heads, block_size,
                     GROUP, HEAD_SIZE, TILE, STAGES, CONSUMERS, PAGE, BLOCK_SIZE, BLOCK_S, SAME_STRIDES,
-                    FEWEST,
+                    fewest,
                 )),
             ],
             [4, 4],
             [REGISTERS, REGISTERS_P],
         )  # fmt: skip
+    if AFTER_DECODES:
+        # Those have waited for all that came before them, and this waits for their end, for whatever comes after.
+        gl.inline_asm_elementwise("griddepcontrol.wait; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)

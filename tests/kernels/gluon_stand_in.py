@@ -59,12 +59,6 @@ class Shared:
     def slice(self, first: int, length: int) -> Shared:
         return Shared(self.tensor[first : first + length])
 
-    def _reinterpret(self, _: Any, shape: Sequence[int], __: Any) -> Boxes:
-        """Tiles ``[n, rows, columns]`` as boxes: all rows of the first columns, then those of the next."""
-        n, rows, columns = self.tensor.shape
-        tall, wide = shape[1:]
-        return Boxes(self.tensor.view(n, rows // tall, tall, columns // wide, wide).permute(0, 3, 1, 2, 4))
-
     def permute(self, order: Sequence[int]) -> Shared:
         return Shared(self.tensor.permute(*order))
 
@@ -74,7 +68,11 @@ class Shared:
     def load(self, _: Any) -> Tensor:
         return self.tensor
 
-    def _reinterpret(self, dtype: torch.dtype, shape: Sequence[int], _: Any) -> Shared:
+    def _reinterpret(self, dtype: torch.dtype, shape: Sequence[int], _: Any) -> Shared | Boxes:
+        """Narrower tiles of the same numbers are boxes: all rows of the first columns, then those of the next."""
+        if dtype == self.dtype and shape[-1] < self.tensor.shape[-1]:
+            (n, rows, columns), (tall, wide) = self.tensor.shape, shape[1:]
+            return Boxes(self.tensor.view(n, rows // tall, tall, columns // wide, wide).permute(0, 3, 1, 2, 4))
         return Shared(self.tensor.view(dtype).view(*shape))
 
 

@@ -76,10 +76,11 @@ def test_what_it_computes(
         "attnfuzz.kernels.q_block.q_block_hopper", "q_block_hopper_kernel", (programs,),
         q, *q.stride()[:2], k, *k.stride()[:3], v, *v.stride()[:3], table, pages, torch.tensor(lens), starts,
         out, *out.stride()[:2], lse, *lse.stride(), scale * math.log2(math.e), num_seqs, kv_heads, block_size,
+        1,
         GROUP=group, HEAD_SIZE=head_size, TILE=tile, STAGES=stages, CONSUMERS=2,
         PAGE=0 if block_size & (block_size - 1) or block_size < 16 else min(block_size, tile),
         BLOCK_SIZE=0 if block_size & (block_size - 1) else block_size,
-        BLOCK_S=32, SAME_STRIDES=True, PINGPONG=1, FEWEST=1, REGISTERS=0, REGISTERS_P=0, BY_TMA=by_tma,
+        BLOCK_S=32, SAME_STRIDES=True, PINGPONG=1, REGISTERS=0, REGISTERS_P=0, BY_TMA=by_tma, AFTER_DECODES=False,
         d_k=d_k, d_v=d_v, rows_b=block_size, rows_h=0, columns_h=head_size,
     )  # fmt: skip
     for i, length in enumerate(lens):
@@ -153,12 +154,13 @@ def _launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]
 
     class Kernel:
         def __getitem__(self, _: object) -> Any:
-            return lambda *_, **named: launched.append(("prompts", named))
+            return lambda *args, **named: launched.append(("prompts", named | {"fewest": args[-1]}))
 
     monkeypatch.setattr(launch_hopper, "_kernel", Kernel)
     monkeypatch.setattr(launch, "gpu_at", lambda _: H200)
     monkeypatch.setattr(launch_hopper, "grouped_decode", lambda *_, **named: launched.append(("decodes", named)))
     monkeypatch.setattr(launch, "_attend", lambda *_: launched.append(("q_block", {})))
+    monkeypatch.setattr(launch, "_reduce", lambda *_: None)
     return launched
 
 
@@ -203,11 +205,11 @@ def test_decodes_among_prompts_go_to_another_kernel(launched: list[tuple[str, di
     batch = _batch()
     for num_decodes in (0, 1):
         launch.q_block_attention(**batch, num_decodes=num_decodes)
-    assert [(name, named.get("FEWEST")) for name, named in launched] == [("prompts", 2), ("decodes", None)] * 2
-    assert launched[1][1]["cu_seqlens_q"] is batch["cu_seqlens_q"]
+    assert [(name, named.get("fewest")) for name, named in launched] == [("decodes", None), ("prompts", 2)] * 2
+    assert launched[0][1]["cu_seqlens_q"] is batch["cu_seqlens_q"]
     launched.clear()
     launch.q_block_attention(**_batch(q=torch.empty(1200, 8, 128, dtype=torch.bfloat16)))
-    assert [(name, named["FEWEST"]) for name, named in launched] == [("prompts", 1)]
+    assert [(name, named["fewest"]) for name, named in launched] == [("prompts", 1)]
 
 
 def test_who_chooses_gets_the_kernel_that_knows_the_options(launched: list[tuple[str, dict[str, Any]]]) -> None:
@@ -241,7 +243,7 @@ for group, head_size, block_size, layout in ((4, 128, 16, "NHD"), (7, 128, 24, "
         torch.zeros(2, 50, dtype=torch.int32), *(torch.zeros(n, dtype=torch.int32) for n in (2, 3)),
     )
     made = prepare_paged(*inputs[:5], block_size, layout, None, None, {}, inputs[5])
-    run = lambda: launch.launch_on_hopper(made, inputs, 0.1, layout, 600, 132)
+    run = lambda: launch.launch_on_hopper(made, inputs, 0.1, layout, 600, 600, 132)
     for one in compiler.of(Call("paged_attention_auto", "", head_size, run)):
         print(one.kernel, one.shared)
 """
