@@ -14,7 +14,8 @@ other's products run. Weights go from registers to the second product and never 
 A third group of warps copies: it waits for a buffer that both others have read, fills it with a tile through the block
 table, and is ahead of them by as many tiles as there are buffers, across blocks too. That is what the barriers in
 shared memory are for: ``k_full`` counts the copying threads whose copies have arrived, ``k_empty`` the groups that have
-read. A barrier is in its phases by turns, so a wait names the parity of the one it waits for.
+read. A barrier is in its phases by turns, so a wait names the parity of the one it waits for. Where pages are whole
+rows apart one warp is enough, which has the GPU's copy engine (TMA) bring them, and ``k_full`` counts bytes.
 
 Tiles are taken from the last to the first: one that is not seen whole by all rows comes first, and has masks, then come
 those without. Programs are as many as multiprocessors and take blocks in turns, the heads of the last block first.
