@@ -98,7 +98,7 @@ def q_block_attention(
     options = (*given.values(), num_combined, num_programs)
     is_chosen_here = tuned and not static_grid and all(value is None for value in options)
     if gpu is not None and is_chosen_here and is_for_hopper(gpu, call, inputs, scale, max_query_len, max_seq_len):
-        launch_on_hopper(call, inputs, scale, layout, max_query_len, gpu.processors)
+        launch_on_hopper(call, inputs, scale, layout, max_query_len, max_seq_len, gpu.processors)
         return out, lse
     if num_decodes:
         first, rest = slice(num_decodes), slice(num_decodes, None)

@@ -14,7 +14,8 @@ other's products run. Weights go from registers to the second product and never 
 A third group of warps copies: it waits for a buffer that both others have read, fills it with a tile through the block
 table, and is ahead of them by as many tiles as there are buffers, across blocks too. That is what the barriers in
 shared memory are for: ``k_full`` counts the copying threads whose copies have arrived, ``k_empty`` the groups that have
-read. A barrier is in its phases by turns, so a wait names the parity of the one it waits for.
+read. A barrier is in its phases by turns, so a wait names the parity of the one it waits for. Where pages are whole
+rows apart one warp is enough, which has the GPU's copy engine (TMA) bring them, and ``k_full`` counts bytes.
 
 Tiles are taken from the last to the first: one that is not seen whole by all rows comes first, and has masks, then come
 those without. Programs are as many as multiprocessors and take blocks in turns, the heads of the last block first.
@@ -34,6 +35,7 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy as cp
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
+    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -42,12 +44,15 @@ __all__ = ["ROWS", "q_block_hopper_kernel"]
 
 ROWS = 64
 _ROWS = gl.constexpr(ROWS)
+_BOX = gl.constexpr(64)  # columns that the swizzle of shared memory takes at once
+_CHUNK = gl.constexpr(16)
+_barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier  # of Triton 3.6, and of later ones
 
 
 @gluon.jit
 def _find_block(
     p_cu_seqlens, p_seq_lens, i_block, num_seqs,
-    BLOCK_Q: gl.constexpr, TILE: gl.constexpr, BLOCK_S: gl.constexpr, FEWEST: gl.constexpr, num_warps: gl.constexpr,
+    BLOCK_Q: gl.constexpr, TILE: gl.constexpr, BLOCK_S: gl.constexpr, fewest, num_warps: gl.constexpr,
 ):  # fmt: skip
     """Finds the sequence i with ``start(i) <= i_block < start(i + 1)`` (see ``q_block``)."""
     # Each warp has all sequences, so that none waits for another.
@@ -63,7 +68,7 @@ def _find_block(
     first = (i_block - query_start // BLOCK_Q - i_seq) * BLOCK_Q
     last_limit = gl.maximum(context_len + gl.minimum(first + BLOCK_Q, query_len), 0)
     # One tile at least, with nothing in it, where no query sees a key.
-    is_mine = (first < query_len) & (query_len >= FEWEST)
+    is_mine = (first < query_len) & (query_len >= fewest)
     num_tiles = gl.where(is_mine, gl.maximum((last_limit + TILE - 1) // TILE, 1), 0)
     return i_seq, query_start, query_len, context_len, first, last_limit, num_tiles
 
@@ -115,7 +120,7 @@ def _produce(
     p_table, stride_table_s, p_seq_lens, p_cu_seqlens, num_seqs, num_kv_heads, block_size,
     GROUP: gl.constexpr, HEAD_SIZE: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
     CONSUMERS: gl.constexpr, PAGE: gl.constexpr, BLOCK_SIZE: gl.constexpr, BLOCK_S: gl.constexpr,
-    SAME_STRIDES: gl.constexpr, FEWEST: gl.constexpr,
+    SAME_STRIDES: gl.constexpr, fewest,
 ):  # fmt: skip
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_SIZE, HEAD_SIZE // 8], [4, 1], [1, 0])
     CHUNK: gl.constexpr = 16 if PAGE > 0 else TILE // 4
@@ -132,7 +137,7 @@ def _produce(
         i_kv_head = i_work % num_kv_heads
         i_block = num_blocks - 1 - i_work // num_kv_heads
         i_seq, query_start, query_len, context_len, first, _last_limit, num_tiles = _find_block(
-            p_cu_seqlens, p_seq_lens, i_block, num_seqs, BLOCK_Q, TILE, BLOCK_S, FEWEST, 4
+            p_cu_seqlens, p_seq_lens, i_block, num_seqs, BLOCK_Q, TILE, BLOCK_S, fewest, 4
         )
         if num_tiles > 0:
             p_pages = p_table + i_seq.to(gl.int64) * stride_table_s
@@ -181,6 +186,153 @@ def _produce(
 
 
 @gluon.jit
+def _ask_for_boxes(
+    d_cache, full, s_boxes, first_box, ids, start, end, row, col, rows_b,
+    PAGE: gl.constexpr, BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, HALVES: gl.constexpr, MASKED: gl.constexpr,
+):  # fmt: skip
+    """A tile by TMA, in boxes ``[PAGE, 64]``: zeros without a token, which is before the first row, none in part."""
+    for i in gl.static_range(TILE // PAGE):
+        i_row = ids[i] * rows_b + row + start % BLOCK_SIZE + i * PAGE % BLOCK_SIZE
+        is_whole = True
+        if MASKED:
+            left = end - (start + i * PAGE)
+            i_row = gl.where(left >= PAGE, i_row, -PAGE)
+            is_whole = (left <= 0) | (left >= PAGE)
+        for half in gl.static_range(HALVES):
+            s_box = s_boxes.index(first_box + half * (TILE // PAGE) + i)
+            tma.async_copy_global_to_shared(d_cache, [i_row, col + half * _BOX], full, s_box, pred=is_whole)
+
+
+@gluon.jit
+def _copy_last_box(
+    p_cache, stride_b, stride_t, s_boxes, first_box, p_pages, start, end,
+    PAGE: gl.constexpr, BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, HALVES: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """The page that has tokens in a part of its rows, with zeros in the others: dead ones may hold NaN."""
+    i_box = (end - start) // PAGE
+    i_t = start + i_box * PAGE
+    p_page = p_cache + gl.load(p_pages + i_t // BLOCK_SIZE).to(gl.int64) * stride_b
+    o_t = gl.arange(0, _CHUNK, layout=gl.SliceLayout(1, LAYOUT))
+    o_d = gl.arange(0, _BOX, layout=gl.SliceLayout(0, LAYOUT))
+    for i in gl.static_range(PAGE // _CHUNK):
+        i_off = (i_t % BLOCK_SIZE + i * _CHUNK + o_t).to(gl.int64) * stride_t
+        m_t = i_t + i * _CHUNK + o_t < end
+        for half in gl.static_range(HALVES):
+            s_rows = s_boxes.index(first_box + half * (TILE // PAGE) + i_box).slice(i * _CHUNK, _CHUNK)
+            p_rows = p_page + i_off[:, None] + (half * _BOX + o_d)[None, :]
+            cp.async_copy_global_to_shared(s_rows, p_rows, mask=m_t[:, None])
+
+
+@gluon.jit
+def _begin_tile(
+    d_cache, p_cache, stride_b, stride_t, s_boxes, full, stage, p_pages, ids, start, end, row, col, rows_b,
+    PAGE: gl.constexpr, BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, HALVES: gl.constexpr, LAYOUT: gl.constexpr,
+    MASKED: gl.constexpr,
+):  # fmt: skip
+    BYTES: gl.constexpr = TILE * HALVES * _BOX * 2
+    OF_A_PAGE: gl.constexpr = PAGE * HALVES * _BOX * 2
+    first_box = stage * (HALVES * (TILE // PAGE))
+    if MASKED:
+        is_partial = (end - start < TILE) & ((end - start) % PAGE > 0)
+        mbarrier.expect(full, BYTES, pred=is_partial == False)  # noqa: E712 - of a tensor
+        _ask_for_boxes(
+            d_cache, full, s_boxes, first_box, ids, start, end, row, col, rows_b,
+            PAGE, BLOCK_SIZE, TILE, HALVES, True,
+        )  # fmt: skip
+        if is_partial:
+            _copy_last_box(
+                p_cache, stride_b, stride_t, s_boxes, first_box, p_pages, start, end,
+                PAGE, BLOCK_SIZE, TILE, HALVES, LAYOUT,
+            )  # fmt: skip
+            cp.commit_group()
+            cp.wait_group(0)
+            fence_async_shared()
+            _barrier()
+            if BYTES > OF_A_PAGE:
+                mbarrier.expect(full, BYTES - OF_A_PAGE)
+            else:
+                mbarrier.arrive(full, count=1)
+    else:
+        mbarrier.expect(full, BYTES)
+        _ask_for_boxes(
+            d_cache, full, s_boxes, first_box, ids, start, end, row, col, rows_b,
+            PAGE, BLOCK_SIZE, TILE, HALVES, False,
+        )  # fmt: skip
+
+
+@gluon.jit
+def _produce_by_tma(
+    s_q, s_k, s_v, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+    p_q, stride_qs, stride_qh, d_k, p_k, d_v, p_v, stride_b, stride_t, stride_h, rows_b, rows_h, columns_h,
+    p_table, stride_table_s, p_seq_lens, p_cu_seqlens, num_seqs, num_kv_heads,
+    GROUP: gl.constexpr, HEAD_SIZE: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
+    CONSUMERS: gl.constexpr, PAGE: gl.constexpr, BLOCK_SIZE: gl.constexpr, BLOCK_S: gl.constexpr,
+    fewest,
+):  # fmt: skip
+    """As ``_produce`` by one warp, which asks the GPU's copy engine for pages: few instructions, and no fences."""
+    OF_Q: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_SIZE, HEAD_SIZE // 8], [1, 1], [1, 0])
+    OF_BOX: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])
+    SHARED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    HALVES: gl.constexpr = HEAD_SIZE // _BOX
+    BLOCK_Q: gl.constexpr = _ROWS * CONSUMERS // GROUP
+    # Shared memory has all tokens of 64 columns, then those of the next 64.
+    boxes_k = s_k._reinterpret(s_k.dtype, [STAGES * HALVES * (TILE // PAGE), PAGE, _BOX], SHARED)
+    boxes_v = s_v._reinterpret(s_v.dtype, [STAGES * HALVES * (TILE // PAGE), PAGE, _BOX], SHARED)
+    num_blocks = gl.load(p_cu_seqlens + num_seqs).to(gl.int32) // BLOCK_Q + num_seqs
+    o_d = gl.arange(0, HEAD_SIZE, layout=gl.SliceLayout(0, OF_Q))
+    begun = 0  # tiles
+    blocks_begun = 0
+    for i_work in range(gl.program_id(0), num_blocks * num_kv_heads, gl.num_programs(0)):
+        i_kv_head = i_work % num_kv_heads
+        i_block = num_blocks - 1 - i_work // num_kv_heads
+        i_seq, query_start, query_len, context_len, first, _last_limit, num_tiles = _find_block(
+            p_cu_seqlens, p_seq_lens, i_block, num_seqs, BLOCK_Q, TILE, BLOCK_S, fewest, 1
+        )
+        if num_tiles > 0:
+            p_pages = p_table + i_seq.to(gl.int64) * stride_table_s
+            p_keys = p_k + i_kv_head.to(gl.int64) * stride_h
+            p_values = p_v + i_kv_head.to(gl.int64) * stride_h
+            row = i_kv_head * rows_h
+            col = i_kv_head * columns_h
+            end = context_len + query_len
+            start = (num_tiles - 1) * TILE
+            ids = _load_ids(p_pages, start, end, BLOCK_SIZE, PAGE, BLOCK_SIZE, TILE, PAGE)
+
+            mbarrier.wait(q_empty, (blocks_begun & 1) ^ 1)
+            for i in gl.static_range(CONSUMERS):
+                for chunk in gl.static_range(0, _ROWS, _CHUNK):
+                    o_m = i * _ROWS + chunk + gl.arange(0, _CHUNK, layout=gl.SliceLayout(1, OF_Q))
+                    i_query = first + o_m // GROUP
+                    m_row = (o_m < BLOCK_Q * GROUP) & (i_query < query_len)
+                    i_head = i_kv_head * GROUP + o_m % GROUP
+                    o_q = (query_start + i_query).to(gl.int64) * stride_qs + i_head.to(gl.int64) * stride_qh
+                    s_rows = s_q.index(i).slice(chunk, _CHUNK)
+                    cp.async_copy_global_to_shared(s_rows, p_q + o_q[:, None] + o_d[None, :], mask=m_row[:, None])
+            cp.mbarrier_arrive(q_full, increment_count=False)
+            blocks_begun += 1
+
+            for part in gl.static_range(2):
+                # The last tile, which comes first, may have rows without a token.
+                for i in range(0 if part == 0 else 1, 1 if part == 0 else num_tiles):
+                    start = (num_tiles - 1 - i) * TILE
+                    stage = begun % STAGES
+                    phase = (begun // STAGES & 1) ^ 1
+                    mbarrier.wait(k_empty.index(stage), phase)
+                    _begin_tile(
+                        d_k, p_keys, stride_b, stride_t, boxes_k, k_full.index(stage), stage, p_pages, ids, start,
+                        end, row, col, rows_b, PAGE, BLOCK_SIZE, TILE, HALVES, OF_BOX, part == 0,
+                    )  # fmt: skip
+                    mbarrier.wait(v_empty.index(stage), phase)
+                    _begin_tile(
+                        d_v, p_values, stride_b, stride_t, boxes_v, v_full.index(stage), stage, p_pages, ids, start,
+                        end, row, col, rows_b, PAGE, BLOCK_SIZE, TILE, HALVES, OF_BOX, part == 0,
+                    )  # fmt: skip
+                    begun += 1
+                    # There when a buffer is free for the next tile.
+                    ids = _load_ids(p_pages, start - TILE, end, BLOCK_SIZE, PAGE, BLOCK_SIZE, TILE, PAGE)
+
+
+@gluon.jit
 def _exp2(x):
     return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
@@ -201,14 +353,15 @@ def _weigh(b_s, row_max, exp_sum, tile, limits, scale, TILE: gl.constexpr, SCORE
 def _step(
     b_p, acc, row_max, exp_sum, done, tile, limits, scale, q, s_k, s_v, k_full, k_empty, v_full, v_empty, turns,
     WHICH: gl.constexpr, PINGPONG: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr, SCORES: gl.constexpr,
-    ACC: gl.constexpr, MASKED: gl.constexpr,
+    ACC: gl.constexpr, MASKED: gl.constexpr, BY_TMA: gl.constexpr,
 ):  # fmt: skip
     """Scores of the tile ``done``, and meanwhile the product of the weights before it with their values."""
     stage = done % STAGES
     before = (done - 1) % STAGES
     mbarrier.wait(v_full.index(before), (done - 1) // STAGES & 1)
     mbarrier.wait(k_full.index(stage), done // STAGES & 1)
-    fence_async_shared()
+    if not BY_TMA:
+        fence_async_shared()
     if PINGPONG:
         mbarrier.wait(turns.index(WHICH), (done & 1) ^ (1 - WHICH))
     zeros = gl.full([_ROWS, TILE], 0.0, gl.float32, layout=SCORES)
@@ -236,7 +389,7 @@ def _consume(
     p_seq_lens, p_cu_seqlens, p_out, stride_os, stride_oh, p_lse, stride_lse_s, stride_lse_h,
     scale, num_seqs, num_kv_heads,
     WHICH: gl.constexpr, GROUP: gl.constexpr, HEAD_SIZE: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
-    CONSUMERS: gl.constexpr, BLOCK_S: gl.constexpr, PINGPONG: gl.constexpr, FEWEST: gl.constexpr,
+    CONSUMERS: gl.constexpr, BLOCK_S: gl.constexpr, PINGPONG: gl.constexpr, fewest, BY_TMA: gl.constexpr,
 ):  # fmt: skip
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_SIZE, 16])
@@ -251,7 +404,7 @@ def _consume(
         i_kv_head = i_work % num_kv_heads
         i_block = num_blocks - 1 - i_work // num_kv_heads
         _i_seq, query_start, query_len, context_len, first, last_limit, num_tiles = _find_block(
-            p_cu_seqlens, p_seq_lens, i_block, num_seqs, BLOCK_Q, TILE, BLOCK_S, FEWEST, 4
+            p_cu_seqlens, p_seq_lens, i_block, num_seqs, BLOCK_Q, TILE, BLOCK_S, fewest, 4
         )
         if num_tiles > 0:
             o_m = WHICH * _ROWS + gl.arange(0, _ROWS, layout=gl.SliceLayout(1, SCORES))
@@ -281,20 +434,21 @@ def _consume(
                 b_p, acc, row_max, exp_sum = _step(
                     b_p, acc, row_max, exp_sum, done + i, num_tiles - 1 - i, limits, scale,
                     q, s_k, s_v, k_full, k_empty, v_full, v_empty, turns, WHICH, PINGPONG,
-                    TILE, STAGES, SCORES, ACC, True,
+                    TILE, STAGES, SCORES, ACC, True, BY_TMA,
                 )  # fmt: skip
             for i in range(num_tiles - whole, num_tiles):
                 b_p, acc, row_max, exp_sum = _step(
                     b_p, acc, row_max, exp_sum, done + i, num_tiles - 1 - i, limits, scale,
                     q, s_k, s_v, k_full, k_empty, v_full, v_empty, turns, WHICH, PINGPONG,
-                    TILE, STAGES, SCORES, ACC, False,
+                    TILE, STAGES, SCORES, ACC, False, BY_TMA,
                 )  # fmt: skip
             mbarrier.arrive(q_empty, count=1)
             done += num_tiles
             blocks_done += 1
             last = (done - 1) % STAGES
             mbarrier.wait(v_full.index(last), (done - 1) // STAGES & 1)
-            fence_async_shared()
+            if not BY_TMA:
+                fence_async_shared()
             acc = warpgroup_mma(b_p, s_v.index(last), acc, is_async=True)
             acc, b_p = warpgroup_mma_wait(0, deps=[acc, b_p])
             mbarrier.arrive(v_empty.index(last), count=1)
@@ -317,7 +471,20 @@ def _consume(
             gl.store(p_lse + o_lse, lse, mask=m_row)
 
 
-@gluon.jit(do_not_specialize=["num_seqs", "num_kv_heads", "block_size", "stride_table_s"])
+@gluon.jit(
+    do_not_specialize=[
+        "num_seqs",
+        "num_kv_heads",
+        "block_size",
+        "stride_table_s",
+        "stride_lse_s",
+        "stride_lse_h",
+        "rows_b",
+        "rows_h",
+        "columns_h",
+        "fewest",
+    ]
+)
 def q_block_hopper_kernel(
     # tensors, each followed by its strides in elements; last dimensions are contiguous
     p_q, stride_qs, stride_qh,  # [num_tokens, num_q_heads, HEAD_SIZE]
@@ -330,6 +497,7 @@ def q_block_hopper_kernel(
     p_lse, stride_lse_s, stride_lse_h,  # [num_tokens, num_q_heads]
     scale,  # times log2(e)
     num_seqs, num_kv_heads, block_size,
+    fewest,  # query tokens of a sequence, or it is left alone
     GROUP: gl.constexpr,  # query heads per KV head
     HEAD_SIZE: gl.constexpr,
     TILE: gl.constexpr,  # keys per step
@@ -340,8 +508,11 @@ def q_block_hopper_kernel(
     BLOCK_S: gl.constexpr,  # num_seqs rounded up to a power of two
     SAME_STRIDES: gl.constexpr,  # whether pages and tokens are as far apart in V as in K
     PINGPONG: gl.constexpr,  # whether warp groups take turns with products
-    FEWEST: gl.constexpr,  # query tokens of a sequence, or it is left alone
     REGISTERS: gl.constexpr, REGISTERS_P: gl.constexpr,
+    # BY_TMA: descriptors of the caches as [rows, columns], and where a page, and a head, begins in these
+    d_k, d_v, rows_b, rows_h, columns_h,
+    BY_TMA: gl.constexpr,
+    AFTER_DECODES: gl.constexpr,  # whether launched with programmatic dependent launch after ``grouped_decode``
 ):  # fmt: skip
     SHARED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
@@ -358,35 +529,66 @@ def q_block_hopper_kernel(
     turns = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
     mbarrier.init(turns.index(0), count=1)
     mbarrier.init(turns.index(1), count=1)
-    mbarrier.init(q_full, count=128)  # threads of the producer
+    mbarrier.init(q_full, count=32 if BY_TMA else 128)  # threads that copy
     mbarrier.init(q_empty, count=CONSUMERS)
     for i in gl.static_range(STAGES):
-        mbarrier.init(k_full.index(i), count=128)
+        mbarrier.init(k_full.index(i), count=1 if BY_TMA else 128)
         mbarrier.init(k_empty.index(i), count=CONSUMERS)
-        mbarrier.init(v_full.index(i), count=128)
+        mbarrier.init(v_full.index(i), count=1 if BY_TMA else 128)
         mbarrier.init(v_empty.index(i), count=CONSUMERS)
-    gl.warp_specialize(
-        [
-            (_consume, (
-                s_q, s_k, s_v, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns,
-                p_seq_lens, p_cu_seqlens, p_out, stride_os, stride_oh, p_lse, stride_lse_s, stride_lse_h,
-                scale, num_seqs, num_kv_heads, gl.constexpr(0), GROUP, HEAD_SIZE, TILE, STAGES, CONSUMERS, BLOCK_S,
-                PINGPONG, FEWEST,
-            )),
-            (_consume, (
-                s_q, s_k, s_v, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns,
-                p_seq_lens, p_cu_seqlens, p_out, stride_os, stride_oh, p_lse, stride_lse_s, stride_lse_h,
-                scale, num_seqs, num_kv_heads, gl.constexpr(1), GROUP, HEAD_SIZE, TILE, STAGES, CONSUMERS, BLOCK_S,
-                PINGPONG, FEWEST,
-            )),
-            (_produce, (
-                s_q, s_k, s_v, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-                p_q, stride_qs, stride_qh, p_k, stride_kb, stride_kt, stride_kh, p_v, stride_vb, stride_vt, stride_vh,
-                p_table, stride_table_s, p_seq_lens, p_cu_seqlens, num_seqs, num_kv_heads, block_size,
-                GROUP, HEAD_SIZE, TILE, STAGES, CONSUMERS, PAGE, BLOCK_SIZE, BLOCK_S, SAME_STRIDES,
-                FEWEST,
-            )),
-        ],
-        [4, 4],
-        [REGISTERS, REGISTERS_P],
-    )  # fmt: skip
+    if BY_TMA:
+        gl.warp_specialize(
+            [
+                (_consume, (
+                    s_q, s_k, s_v, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns,
+                    p_seq_lens, p_cu_seqlens, p_out, stride_os, stride_oh, p_lse, stride_lse_s, stride_lse_h,
+                    scale, num_seqs, num_kv_heads, gl.constexpr(0), GROUP, HEAD_SIZE, TILE, STAGES, CONSUMERS, BLOCK_S,
+                    PINGPONG, fewest, BY_TMA,
+                )),
+                (_consume, (
+                    s_q, s_k, s_v, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns,
+                    p_seq_lens, p_cu_seqlens, p_out, stride_os, stride_oh, p_lse, stride_lse_s, stride_lse_h,
+                    scale, num_seqs, num_kv_heads, gl.constexpr(1), GROUP, HEAD_SIZE, TILE, STAGES, CONSUMERS, BLOCK_S,
+                    PINGPONG, fewest, BY_TMA,
+                )),
+                (_produce_by_tma, (
+                    s_q, s_k, s_v, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+                    p_q, stride_qs, stride_qh, d_k, p_k, d_v, p_v, stride_kb, stride_kt, stride_kh,
+                    rows_b, rows_h, columns_h,
+                    p_table, stride_table_s, p_seq_lens, p_cu_seqlens, num_seqs, num_kv_heads,
+                    GROUP, HEAD_SIZE, TILE, STAGES, CONSUMERS, PAGE, BLOCK_SIZE, BLOCK_S, fewest,
+                )),
+            ],
+            [4, 1],
+            [REGISTERS, REGISTERS_P],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (_consume, (
+                    s_q, s_k, s_v, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns,
+                    p_seq_lens, p_cu_seqlens, p_out, stride_os, stride_oh, p_lse, stride_lse_s, stride_lse_h,
+                    scale, num_seqs, num_kv_heads, gl.constexpr(0), GROUP, HEAD_SIZE, TILE, STAGES, CONSUMERS, BLOCK_S,
+                    PINGPONG, fewest, BY_TMA,
+                )),
+                (_consume, (
+                    s_q, s_k, s_v, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns,
+                    p_seq_lens, p_cu_seqlens, p_out, stride_os, stride_oh, p_lse, stride_lse_s, stride_lse_h,
+                    scale, num_seqs, num_kv_heads, gl.constexpr(1), GROUP, HEAD_SIZE, TILE, STAGES, CONSUMERS, BLOCK_S,
+                    PINGPONG, fewest, BY_TMA,
+                )),
+                (_produce, (
+                    s_q, s_k, s_v, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+                    p_q, stride_qs, stride_qh, p_k, stride_kb, stride_kt, stride_kh,
+                    p_v, stride_vb, stride_vt, stride_vh,
+                    p_table, stride_table_s, p_seq_lens, p_cu_seqlens, num_seqs, num_kv_heads, block_size,
+                    GROUP, HEAD_SIZE, TILE, STAGES, CONSUMERS, PAGE, BLOCK_SIZE, BLOCK_S, SAME_STRIDES,
+                    fewest,
+                )),
+            ],
+            [4, 4],
+            [REGISTERS, REGISTERS_P],
+        )  # fmt: skip
+    if AFTER_DECODES:
+        # Those have waited for all that came before them, and this waits for their end, for whatever comes after.
+        gl.inline_asm_elementwise("griddepcontrol.wait; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)

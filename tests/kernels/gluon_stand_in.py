@@ -68,8 +68,39 @@ class Shared:
     def load(self, _: Any) -> Tensor:
         return self.tensor
 
-    def _reinterpret(self, dtype: torch.dtype, shape: Sequence[int], _: Any) -> Shared:
+    def _reinterpret(self, dtype: torch.dtype, shape: Sequence[int], _: Any) -> Shared | Boxes:
+        """Narrower tiles of the same numbers are boxes: all rows of the first columns, then those of the next."""
+        if dtype == self.dtype and shape[-1] < self.tensor.shape[-1]:
+            (n, rows, columns), (tall, wide) = self.tensor.shape, shape[1:]
+            return Boxes(self.tensor.view(n, rows // tall, tall, columns // wide, wide).permute(0, 3, 1, 2, 4))
         return Shared(self.tensor.view(dtype).view(*shape))
+
+
+class Boxes:
+    """Shared memory as boxes ``[n, wide, tall, rows, columns]``, numbered by the first three."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def index(self, i: Any) -> Shared:
+        """Box ``i`` of all."""
+        _, wide, tall = self.tensor.shape[:3]
+        return Shared(self.tensor[int(i) // (wide * tall), int(i) // tall % wide, int(i) % tall])
+
+
+class Descriptor:
+    """A tensor of which TMA copies boxes of rows; what lies outside of it is 0."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def copy(self, place: Sequence[Any], to: Shared) -> int:
+        """Copy the box that begins there, and return its bytes."""
+        rows, columns = (int(first) + torch.arange(n) for first, n in zip(place, to.tensor.shape, strict=True))
+        inside = ((rows >= 0) & (rows < len(self.tensor)))[:, None] & (columns < self.tensor.shape[1])
+        found = self.tensor[rows.clamp(0, len(self.tensor) - 1)][:, columns.clamp(max=self.tensor.shape[1] - 1)]
+        to.store(torch.where(inside, found, 0))
+        return to.tensor.nbytes
 
 
 class _Groups:
@@ -129,23 +160,28 @@ class _Groups:
 
 
 def _barriers(groups: _Groups) -> SimpleNamespace:
-    """Barriers in shared memory: three numbers each, those awaited, those that came, and phases that are over."""
+    """Barriers in shared memory: how many are awaited, how many came, phases that are over, and bytes to come."""
 
     def init(barrier: Shared, count: int) -> None:
-        barrier.tensor.view(-1)[:] = torch.tensor([count, 0, 0])
+        barrier.tensor.view(-1)[:] = torch.tensor([count, 0, 0, 0])
 
-    def arrive(barrier: Shared, count: int = 1) -> None:
+    def arrive(barrier: Shared, count: int = 1, num_bytes: int = 0) -> None:
         state = barrier.tensor.view(-1)
         state[1] += count
+        state[3] += num_bytes
         assert state[1] <= state[0], "more arrive than are awaited"
-        if state[1] == state[0]:
+        if state[1] == state[0] and state[3] == 0:
             state[1], state[2] = 0, state[2] + 1
 
     def wait(barrier: Shared, phase: Any) -> None:
         state = barrier.tensor.view(-1)
         groups.wait(lambda: int(state[2]) & 1 != int(phase))
 
-    return SimpleNamespace(MBarrierLayout=lambda: _BARRIER, init=init, arrive=arrive, wait=wait)
+    def expect(barrier: Shared, num_bytes: int, pred: Any = True) -> None:
+        if pred:
+            arrive(barrier, 1, num_bytes)
+
+    return SimpleNamespace(MBarrierLayout=lambda: _BARRIER, init=init, arrive=arrive, expect=expect, wait=wait)
 
 
 _BARRIER = object()
@@ -168,6 +204,11 @@ def run(module: str, kernel: str, grid: tuple[int, ...], *args: Any, **named: An
             ),
         ),
         mbarrier=barriers,
+        tma=SimpleNamespace(
+            async_copy_global_to_shared=lambda one, place, barrier, to, pred=True: (
+                barriers.arrive(barrier, 0, -one.copy(place, to)) if pred else None
+            )
+        ),
         fence_async_shared=lambda: None,
         mma_v2=lambda a, b, acc: a.float() @ b.float() + acc,
         warpgroup_mma=_multiply,
@@ -239,7 +280,7 @@ def _language() -> ModuleType:
 
 def _allocate(dtype: torch.dtype, shape: Sequence[int], layout: Any) -> Shared:
     if layout is _BARRIER:
-        return Shared(torch.zeros(*shape[:-1], 3, dtype=dtype))
+        return Shared(torch.zeros(*shape[:-1], 4, dtype=dtype))
     return Shared(torch.full(shape, float("nan"), dtype=dtype))
 
 

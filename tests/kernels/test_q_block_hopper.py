@@ -40,17 +40,20 @@ def _attention(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple[T
 
 
 @pytest.mark.parametrize(
-    ("lens", "queries", "block_size", "group", "head_size", "tile", "stages", "programs"),
+    ("lens", "queries", "block_size", "group", "head_size", "tile", "stages", "programs", "by_tma"),
     [
-        ((70, 40, 0, 300), (70, 1, 0, 60), 16, 4, 64, 64, 2, 3),
-        ((130, 5), (100, 9), 24, 3, 128, 128, 2, 1),
-        ((64, 129), (64, 129), 16, 1, 64, 64, 3, 5),
-        ((20, 90), (20, 40), 128, 7, 64, 64, 2, 2),
+        ((70, 40, 0, 300), (70, 1, 0, 60), 16, 4, 64, 64, 2, 3, True),
+        ((70, 40, 0, 300), (70, 1, 0, 60), 16, 4, 64, 64, 2, 3, False),
+        ((130, 5), (100, 9), 24, 3, 128, 128, 2, 1, False),
+        ((64, 129), (64, 129), 16, 1, 64, 64, 3, 5, True),
+        ((20, 90), (20, 40), 128, 7, 64, 64, 2, 2, True),
+        ((20, 90), (20, 40), 128, 7, 64, 64, 2, 2, False),
+        ((290, 9), (40, 9), 32, 4, 128, 128, 2, 2, True),
     ],
 )
 def test_what_it_computes(
     lens: tuple[int, ...], queries: tuple[int, ...], block_size: int, group: int, head_size: int, tile: int,
-    stages: int, programs: int,
+    stages: int, programs: int, by_tma: bool,
 ) -> None:  # fmt: skip
     """Tiles would be left out or counted twice, rows get others' tokens, dead tokens be multiplied, groups wait."""
     num_seqs, pages, kv_heads = len(lens), max(1, -(-max(lens) // block_size)), 2
@@ -68,14 +71,17 @@ def test_what_it_computes(
     out = torch.full((num_tokens, kv_heads * group, head_size), 7.0).half()
     lse = torch.full((num_tokens, kv_heads * group), 7.0)
     scale = head_size**-0.5
+    d_k, d_v = (gluon_stand_in.Descriptor(one.flatten(0, 1).flatten(1)) for one in (k, v))
     gluon_stand_in.run(
         "attnfuzz.kernels.q_block.q_block_hopper", "q_block_hopper_kernel", (programs,),
         q, *q.stride()[:2], k, *k.stride()[:3], v, *v.stride()[:3], table, pages, torch.tensor(lens), starts,
         out, *out.stride()[:2], lse, *lse.stride(), scale * math.log2(math.e), num_seqs, kv_heads, block_size,
+        1,
         GROUP=group, HEAD_SIZE=head_size, TILE=tile, STAGES=stages, CONSUMERS=2,
         PAGE=0 if block_size & (block_size - 1) or block_size < 16 else min(block_size, tile),
         BLOCK_SIZE=0 if block_size & (block_size - 1) else block_size,
-        BLOCK_S=32, SAME_STRIDES=True, PINGPONG=1, FEWEST=1, REGISTERS=0, REGISTERS_P=0,
+        BLOCK_S=32, SAME_STRIDES=True, PINGPONG=1, REGISTERS=0, REGISTERS_P=0, BY_TMA=by_tma, AFTER_DECODES=False,
+        d_k=d_k, d_v=d_v, rows_b=block_size, rows_h=0, columns_h=head_size,
     )  # fmt: skip
     for i, length in enumerate(lens):
         rows = slice(int(starts[i]), int(starts[i + 1]))
@@ -148,13 +154,50 @@ def _launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]
 
     class Kernel:
         def __getitem__(self, _: object) -> Any:
-            return lambda *_, **named: launched.append(("prompts", named))
+            return lambda *args, **named: launched.append(("prompts", named | {"fewest": args[-1]}))
 
     monkeypatch.setattr(launch_hopper, "_kernel", Kernel)
     monkeypatch.setattr(launch, "gpu_at", lambda _: H200)
     monkeypatch.setattr(launch_hopper, "grouped_decode", lambda *_, **named: launched.append(("decodes", named)))
     monkeypatch.setattr(launch, "_attend", lambda *_: launched.append(("q_block", {})))
+    monkeypatch.setattr(launch, "_reduce", lambda *_: None)
     return launched
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 3])
+@pytest.mark.parametrize("layout", ["NHD", "HND", "interleaved"])
+def test_where_boxes_are(layout: str, num_kv_heads: int) -> None:
+    """The copy engine would bring other pages, heads or tokens than the block table says."""
+    shape = (5, 16, num_kv_heads, 64)
+    if layout == "interleaved":
+        k, v = torch.arange(2 * math.prod(shape), dtype=torch.float16).view(5, 2, *shape[1:]).unbind(1)
+    else:
+        k, v = (torch.arange(math.prod(shape), dtype=torch.float16).view(shape) for _ in range(2))
+    if layout == "HND":
+        k, v = (one.transpose(1, 2).contiguous() for one in (k, v))
+    q, table, lens = torch.empty(4, num_kv_heads, 64).half(), torch.zeros(1, 5).int(), torch.zeros(1).int()
+    call = prepare_paged(q, k, v, table, lens, 16, layout, None, None, {}, torch.tensor([0, 4]))
+    boxes = launch_hopper._boxes(call, k, v, 16)
+    assert boxes is not None
+    for cache, described in ((k, boxes.d_k), (v, boxes.d_v)):
+        rows = cache.as_strided(described.shape, described.strides)
+        for page, head in ((0, 0), (4, num_kv_heads - 1)):
+            first, column = page * boxes.rows_b + head * boxes.rows_h, head * boxes.columns_h
+            wanted = cache[page, head] if layout == "HND" else cache[page, :, head]
+            assert torch.equal(rows[first : first + 16, column : column + 64], wanted)
+        assert described.block_shape == [16, 64]
+
+
+def test_pages_without_boxes() -> None:
+    """Rows between those of pages would be copied in place of pages."""
+    call = prepare_paged(**{name: _batch()[name] for name in (
+        "q", "k_cache", "v_cache", "block_table", "seq_lens", "block_size", "layout", "cu_seqlens_q"
+    )}, out=None, lse=None, variants={})  # fmt: skip
+    strides, caches = call.strides, (_batch()["k_cache"], _batch()["v_cache"])
+    assert launch_hopper._boxes(call, *caches, 16) is not None
+    for k, v in (((4112, 256, 128), (4112, 256, 128)), ((4096, 256, 128), (8192, 256, 128)), ((4096, 128, 2064),) * 2):
+        others = strides._replace(k=(*k, 1, 0), v=(*v, 1))
+        assert launch_hopper._boxes(call._replace(strides=others), *caches, 16) is None
 
 
 def test_decodes_among_prompts_go_to_another_kernel(launched: list[tuple[str, dict[str, Any]]]) -> None:
@@ -162,11 +205,11 @@ def test_decodes_among_prompts_go_to_another_kernel(launched: list[tuple[str, di
     batch = _batch()
     for num_decodes in (0, 1):
         launch.q_block_attention(**batch, num_decodes=num_decodes)
-    assert [(name, named.get("FEWEST")) for name, named in launched] == [("prompts", 2), ("decodes", None)] * 2
-    assert launched[1][1]["cu_seqlens_q"] is batch["cu_seqlens_q"]
+    assert [(name, named.get("fewest")) for name, named in launched] == [("decodes", None), ("prompts", 2)] * 2
+    assert launched[0][1]["cu_seqlens_q"] is batch["cu_seqlens_q"]
     launched.clear()
     launch.q_block_attention(**_batch(q=torch.empty(1200, 8, 128, dtype=torch.bfloat16)))
-    assert [(name, named["FEWEST"]) for name, named in launched] == [("prompts", 1)]
+    assert [(name, named["fewest"]) for name, named in launched] == [("prompts", 1)]
 
 
 def test_who_chooses_gets_the_kernel_that_knows_the_options(launched: list[tuple[str, dict[str, Any]]]) -> None:
@@ -200,7 +243,7 @@ for group, head_size, block_size, layout in ((4, 128, 16, "NHD"), (7, 128, 24, "
         torch.zeros(2, 50, dtype=torch.int32), *(torch.zeros(n, dtype=torch.int32) for n in (2, 3)),
     )
     made = prepare_paged(*inputs[:5], block_size, layout, None, None, {}, inputs[5])
-    run = lambda: launch.launch_on_hopper(made, inputs, 0.1, layout, 600, 132)
+    run = lambda: launch.launch_on_hopper(made, inputs, 0.1, layout, 600, 600, 132)
     for one in compiler.of(Call("paged_attention_auto", "", head_size, run)):
         print(one.kernel, one.shared)
 """
