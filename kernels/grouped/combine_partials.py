@@ -155,10 +155,11 @@ def combine_partials_kernel(
     CHUNK: tl.constexpr,  # splits per step, a power of two
     SHARED_OUT: tl.constexpr,  # whether splits were shared out by length
     PDL: tl.constexpr,  # whether launched with programmatic dependent launch
+    HEADS: tl.constexpr,  # of a program, a divisor of num_q_heads
 ):  # fmt: skip
-    """Grid ``num_seqs * num_q_heads, cdiv(v_head_size, BLOCK_DV)``."""
-    i_seq = (tl.program_id(0) // num_q_heads).to(tl.int64)
-    i_head = (tl.program_id(0) % num_q_heads).to(tl.int64)
+    """Grid ``num_seqs * num_q_heads / HEADS, cdiv(v_head_size, BLOCK_DV)``."""
+    i_seq = (tl.program_id(0) * HEADS // num_q_heads).to(tl.int64)
+    i_head = (tl.program_id(0) * HEADS % num_q_heads).to(tl.int64)
     # Before the wait: the first half lets this kernel start only after waiting for what came before, and writes no
     # lengths itself.
     if not SHARED_OUT:
@@ -182,38 +183,41 @@ def combine_partials_kernel(
     o_d = tl.program_id(1) * BLOCK_DV + tl.arange(0, BLOCK_DV).to(tl.int64)
     m_d = o_d < v_head_size
     o_split = tl.arange(0, CHUNK)
-    row_max = tl.full([], float("-inf"), tl.float32)
-    exp_sum = tl.full([], 0.0, tl.float32)
-    acc = tl.zeros([BLOCK_DV], tl.float32)
-    for start in range(0, splits_used, CHUNK):
-        i_s = start + o_split
-        m_s = i_s < splits_used
-        b_max = tl.load(p_partial_max + o_state + i_s, mask=m_s, other=float("-inf"))  # [CHUNK]
-        b_sum = tl.load(p_partial_sum + o_state + i_s, mask=m_s, other=0.0)  # [CHUNK]
-        o_acc = (o_state + i_s)[:, None] * v_head_size + o_d[None, :]
-        b_acc = tl.load(p_partial_acc + o_acc, mask=m_s[:, None] & m_d[None, :], other=0.0)  # [CHUNK, BLOCK_DV]
+    for _ in tl.static_range(HEADS):
+        row_max = tl.full([], float("-inf"), tl.float32)
+        exp_sum = tl.full([], 0.0, tl.float32)
+        acc = tl.zeros([BLOCK_DV], tl.float32)
+        for start in range(0, splits_used, CHUNK):
+            i_s = start + o_split
+            m_s = i_s < splits_used
+            b_max = tl.load(p_partial_max + o_state + i_s, mask=m_s, other=float("-inf"))  # [CHUNK]
+            b_sum = tl.load(p_partial_sum + o_state + i_s, mask=m_s, other=0.0)  # [CHUNK]
+            o_acc = (o_state + i_s)[:, None] * v_head_size + o_d[None, :]
+            b_acc = tl.load(p_partial_acc + o_acc, mask=m_s[:, None] & m_d[None, :], other=0.0)  # [CHUNK, BLOCK_DV]
 
-        new_max = tl.maximum(row_max, tl.max(b_max, axis=0))
-        ref = tl.where(new_max == float("-inf"), 0.0, new_max)
-        alpha = tl.exp(row_max - ref)
-        b_w = tl.exp(b_max - ref)  # [CHUNK]
-        exp_sum = exp_sum * alpha + tl.sum(b_w * b_sum, axis=0)
-        acc = acc * alpha + tl.sum(b_w[:, None] * b_acc, axis=0)
-        row_max = new_max
+            new_max = tl.maximum(row_max, tl.max(b_max, axis=0))
+            ref = tl.where(new_max == float("-inf"), 0.0, new_max)
+            alpha = tl.exp(row_max - ref)
+            b_w = tl.exp(b_max - ref)  # [CHUNK]
+            exp_sum = exp_sum * alpha + tl.sum(b_w * b_sum, axis=0)
+            acc = acc * alpha + tl.sum(b_w[:, None] * b_acc, axis=0)
+            row_max = new_max
 
-    if p_sinks is not None:
-        sink = tl.load(p_sinks + i_head * stride_sink)
-        row_max, exp_sum, acc = add_sink(row_max, exp_sum, acc, sink)
+        if p_sinks is not None:
+            sink = tl.load(p_sinks + i_head * stride_sink)
+            row_max, exp_sum, acc = add_sink(row_max, exp_sum, acc, sink)
 
-    i_row = i_seq
-    if p_cu_seqlens is not None:
-        i_row = tl.load(p_cu_seqlens + i_seq * stride_cu).to(tl.int64)
-    p_out += i_row * stride_os + i_head * stride_oh
-    p_lse += i_row * stride_lse_s + i_head * stride_lse_h
-    if tl.program_id(1) == 0:
-        store_state(p_out, p_lse, o_d, m_d, stride_od, row_max, exp_sum, acc)
-    else:
-        store_state(p_out, None, o_d, m_d, stride_od, row_max, exp_sum, acc)
+        i_row = i_seq
+        if p_cu_seqlens is not None:
+            i_row = tl.load(p_cu_seqlens + i_seq * stride_cu).to(tl.int64)
+        p_outs = p_out + i_row * stride_os + i_head * stride_oh
+        p_lses = p_lse + i_row * stride_lse_s + i_head * stride_lse_h
+        if tl.program_id(1) == 0:
+            store_state(p_outs, p_lses, o_d, m_d, stride_od, row_max, exp_sum, acc)
+        else:
+            store_state(p_outs, None, o_d, m_d, stride_od, row_max, exp_sum, acc)
+        o_state += num_splits
+        i_head += 1
 
 
 @triton.jit

@@ -199,7 +199,7 @@ def latent_decode(
             chunk = min(_COMBINED_ELEMENTS // columns, triton.next_power_of_2(num_splits))
             combine_partials_kernel[(num_seqs * num_q_heads, triton.cdiv(v_head_size, columns))](
                 *lengths, *partials, *results, None, 0, None, 0, num_splits, num_q_heads, v_head_size, None, TILE=tile,
-                BLOCK_DV=columns, CHUNK=chunk, SHARED_OUT=balanced, PDL=pdl,
+                BLOCK_DV=columns, CHUNK=chunk, SHARED_OUT=balanced, PDL=pdl, HEADS=1,
                 num_warps=_WARPS_OF_COMBINATION, **dependent,
             )  # fmt: skip
     return out, lse
@@ -298,7 +298,7 @@ def sparse_decode(
             combine_partials_kernel[(rows * num_heads, triton.cdiv(rank, columns))](
                 topk_length, 1, *partials, None, out, *out.stride(), lse, *lse.stride(), None, 0, None, 0,
                 num_splits, num_heads, rank, None, TILE=tile, BLOCK_DV=columns, CHUNK=chunk, SHARED_OUT=False, PDL=pdl,
-                num_warps=_WARPS_OF_COMBINATION, **dependent,
+                HEADS=1, num_warps=_WARPS_OF_COMBINATION, **dependent,
             )  # fmt: skip
 
 
