@@ -674,7 +674,8 @@ def adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
-    for module in [name for name in sys.modules if name.partition(".")[0] in {Path(f).parts[0] for f in FILES}]:
+    engines = {Path(name).parts[0].removesuffix(".py") for name in FILES}
+    for module in [name for name in sys.modules if name.partition(".")[0] in engines]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(engine.Engine, "on_gpu", staticmethod(lambda: True))
