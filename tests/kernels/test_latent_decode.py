@@ -92,7 +92,7 @@ def test_a_program_takes_as_many_heads_as_registers_hold(gpu: GpuLimits, num_q_h
 def test_a_program_combines_several_heads_of_a_sequence() -> None:
     """Heads after a program's first would get its states, or sequences that are whole be overwritten."""
     heads, states, columns = 4, 5, 32
-    random = torch.Generator("cpu").manual_seed(3)
+    random = torch.Generator(torch.get_default_device()).manual_seed(3)
     acc = torch.randn(heads, states, columns, generator=random)
     row_max, exp_sum = torch.randn(heads, states, generator=random), torch.rand(heads, states, generator=random) + 1
     shares = torch.tensor([[0, 3], [3, 1], [4, 0]], dtype=torch.int32)
