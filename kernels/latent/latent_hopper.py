@@ -3,10 +3,9 @@
 Triton's pipeline fills as many buffers as it has stages, and beside the queries there is room for two tiles of 64
 tokens. With two it asks for a tile when the one before is used up: nothing is on its way while scores and weights are
 made. Gluon says itself when a copy begins: a buffer is filled with the tile after next as soon as the product with its
-values is done, and some tile is always on its way. It says which warps make what, too: the scores of 64 heads are made
-by two warp groups, half of the tokens each, where Triton has both make all of them.
+values is done, and some tile is always on its way.
 
-Few heads would fill a part of the 64 rows that warp groups multiply. They become columns (``SWAP``):
+16 or 32 heads would fill a part of the 64 rows that warp groups multiply, and become columns (64: ``latent_warps``):
 
     Sᵀ = K Qᵀ  [64, HEADS]       accᵀ = accᵀ · alpha + Vᵀ Pᵀ  [512, HEADS]
 
@@ -135,27 +134,20 @@ def latent_hopper_kernel(
     block_size,  # tokens per page, None where there are lists
     num_slots, topk,  # of the cache, and of a list; None where there are pages
     # constants
-    HEADS: gl.constexpr,  # query heads of a program: 64, or with SWAP 16 or 32
-    SWAP: gl.constexpr,  # whether heads are columns
+    HEADS: gl.constexpr,  # query heads of a program: 16 or 32
     WHOLE_TILES: gl.constexpr,  # whether TILE divides block_size
     BLOCK_S: gl.constexpr,  # num_seqs rounded up to a power of two
-    num_warps: gl.constexpr,  # 8, or 4 with SWAP
+    num_warps: gl.constexpr,  # 4, or 8 for 32 heads
 ):  # fmt: skip
     """Grid ``cdiv(num_q_heads, HEADS), num_splits``; launched with programmatic dependent launch."""
     GROUPS: gl.constexpr = num_warps // 4  # of warps
     LATENT: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [num_warps, 1], [1, 0])
     TURNED: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [num_warps, 1], [1, 0])
     SHARED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout(
-        [3, 0], [4, GROUPS], [16, (HEADS if SWAP else _TILE) // GROUPS, 16]
-    )
-    ACC: gl.constexpr = gl.NVMMADistributedLayout(
-        [3, 0], [4, GROUPS], [16, HEADS // GROUPS if SWAP else 256, 16]
-    )  # a warp group has all heads of its scores, or half of the columns of all heads
-    HEAD: gl.constexpr = 1 if SWAP else 0  # axis
-    TOKEN: gl.constexpr = 1 - HEAD
-    OF_HEADS: gl.constexpr = gl.SliceLayout(TOKEN, SCORES)
-    OF_TOKENS: gl.constexpr = gl.SliceLayout(HEAD, SCORES)
+    # A group of warps has all numbers of its heads, of the scores [_TILE, HEADS] and of the accumulator [_RANK, HEADS].
+    PRODUCT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, GROUPS], [16, HEADS // GROUPS, 16])
+    OF_HEADS: gl.constexpr = gl.SliceLayout(0, PRODUCT)
+    OF_TOKENS: gl.constexpr = gl.SliceLayout(1, PRODUCT)
     dtype: gl.constexpr = p_cache.dtype.element_ty
     gl.inline_asm_elementwise("griddepcontrol.wait; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     first_head = gl.program_id(0) * HEADS
@@ -211,50 +203,35 @@ def latent_hopper_kernel(
             i_turned = _load_pages(p_pages, begin + ahead + 1, end, seq_len, block_size, WHOLE_TILES, TURNED)
 
         row_max = gl.full([HEADS], float("-inf"), gl.float32, layout=OF_HEADS)
-        if SWAP:
-            o_t = gl.arange(0, _TILE, layout=gl.SliceLayout(1, SCORES))[:, None]
-            zeros = gl.full([_TILE, HEADS], 0.0, gl.float32, layout=SCORES)
-            acc = gl.full([_RANK, HEADS], 0.0, gl.float32, layout=ACC)
-        else:
-            o_t = gl.arange(0, _TILE, layout=gl.SliceLayout(0, SCORES))[None, :]
-            zeros = gl.full([HEADS, _TILE], 0.0, gl.float32, layout=SCORES)
-            acc = gl.full([HEADS, _RANK], 0.0, gl.float32, layout=ACC)
+        o_t = gl.arange(0, _TILE, layout=OF_TOKENS)[:, None]
+        zeros = gl.full([_TILE, HEADS], 0.0, gl.float32, layout=PRODUCT)
+        acc = gl.full([_RANK, HEADS], 0.0, gl.float32, layout=PRODUCT)
         weights = zeros  # the sum of weights, before it is taken over tokens
         for i_tile in range(begin, end):
             m_t = i_tile * _TILE + o_t < seq_len
             if block_size is None:
                 i_slot = _load_slots(p_pages, i_tile, seq_len, OF_TOKENS)
-                m_t = gl.expand_dims((i_slot >= 0) & (i_slot < num_slots), HEAD)
+                m_t = ((i_slot >= 0) & (i_slot < num_slots))[:, None]
             latent = s_latent.index((i_tile - begin) & 1)
             rope = s_rope.index((i_tile - begin) & 1)
             cp.wait_group(1)
             fence_async_shared()
             _barrier()
-            if SWAP:
-                b_s = warpgroup_mma(latent, s_q.permute((1, 0)), zeros, use_acc=False, is_async=True)
-                b_s = warpgroup_mma(rope, s_q_rope.permute((1, 0)), b_s, is_async=True)
-            else:
-                b_s = warpgroup_mma(s_q, latent.permute((1, 0)), zeros, use_acc=False, is_async=True)
-                b_s = warpgroup_mma(s_q_rope, rope.permute((1, 0)), b_s, is_async=True)
+            b_s = warpgroup_mma(latent, s_q.permute((1, 0)), zeros, use_acc=False, is_async=True)
+            b_s = warpgroup_mma(rope, s_q_rope.permute((1, 0)), b_s, is_async=True)
             b_s = warpgroup_mma_wait(0, deps=[b_s]) * scale
             b_s = gl.where(m_t, b_s, float("-inf"))
-            new_max = gl.maximum(row_max, gl.max(b_s, axis=TOKEN))
+            new_max = gl.maximum(row_max, gl.max(b_s, axis=0))
             ref = gl.where(new_max == float("-inf"), 0.0, new_max)
             alpha = gl.exp2(row_max - ref)
             row_max = new_max
-            b_w = gl.exp2(b_s - gl.expand_dims(ref, TOKEN))
-            weights = weights * gl.expand_dims(alpha, TOKEN) + b_w
-            if SWAP:
-                s_w.permute((1, 0)).store(b_w.to(dtype))
-            else:
-                s_w.store(b_w.to(dtype))
-            acc = acc * gl.expand_dims(gl.convert_layout(alpha, gl.SliceLayout(TOKEN, ACC)), TOKEN)
+            b_w = gl.exp2(b_s - ref[None, :])
+            weights = weights * alpha[None, :] + b_w
+            s_w.permute((1, 0)).store(b_w.to(dtype))
+            acc = acc * alpha[None, :]
             fence_async_shared()
             _barrier()
-            if SWAP:
-                acc = warpgroup_mma(latent.permute((1, 0)), s_w.permute((1, 0)), acc, is_async=True)
-            else:
-                acc = warpgroup_mma(s_w, latent, acc, is_async=True)
+            acc = warpgroup_mma(latent.permute((1, 0)), s_w.permute((1, 0)), acc, is_async=True)
             acc = warpgroup_mma_wait(0, deps=[acc])
             _barrier()
             _begin_copy(
@@ -270,26 +247,21 @@ def latent_hopper_kernel(
             i_turned = _load_pages(p_pages, i_tile + 3, end, seq_len, block_size, WHOLE_TILES, TURNED)
         cp.wait_group(0)
 
-        exp_sum = gl.sum(weights, axis=TOKEN)
+        exp_sum = gl.sum(weights, axis=0)
         i_head = first_head + gl.arange(0, HEADS, layout=OF_HEADS)
-        i_row = first_head + gl.arange(0, HEADS, layout=gl.SliceLayout(TOKEN, ACC))
-        m_row = gl.expand_dims(i_row < num_q_heads, TOKEN)
-        o_r = gl.expand_dims(gl.arange(0, _RANK, layout=gl.SliceLayout(HEAD, ACC)), HEAD)
+        m_head = i_head < num_q_heads
+        o_r = gl.arange(0, _RANK, layout=OF_TOKENS)[:, None]
         if splits_used == 1:
             divisor = gl.where(exp_sum == 0.0, 1.0, exp_sum)
-            b_out = acc / gl.expand_dims(gl.convert_layout(divisor, gl.SliceLayout(TOKEN, ACC)), TOKEN)
-            p_outs = p_out + i_seq.to(gl.int64) * stride_os + gl.expand_dims(i_row * stride_oh, TOKEN) + o_r
-            gl.store(p_outs, b_out.to(p_out.dtype.element_ty), mask=m_row)
+            p_outs = p_out + i_seq.to(gl.int64) * stride_os + (i_head * stride_oh)[None, :] + o_r
+            gl.store(p_outs, (acc / divisor[None, :]).to(p_out.dtype.element_ty), mask=m_head[None, :])
             p_lses = p_lse + i_seq.to(gl.int64) * stride_lse_s + i_head * stride_lse_h
-            gl.store(p_lses, (row_max + gl.log2(divisor)) * 0.6931471805599453, mask=i_head < num_q_heads)
+            gl.store(p_lses, (row_max + gl.log2(divisor)) * 0.6931471805599453, mask=m_head)
         else:
-            states = num_seqs + num_splits
-            place = i_seq + i_split
-            p_accs = p_partial_acc + gl.expand_dims((i_row.to(gl.int64) * states + place) * _RANK, TOKEN) + o_r
-            gl.store(p_accs, acc, mask=m_row)
-            o_state = i_head * states + place
-            gl.store(p_partial_max + o_state, row_max * 0.6931471805599453, mask=i_head < num_q_heads)
-            gl.store(p_partial_sum + o_state, exp_sum, mask=i_head < num_q_heads)
+            o_state = i_head.to(gl.int64) * (num_seqs + num_splits) + i_seq + i_split
+            gl.store(p_partial_acc + (o_state * _RANK)[None, :] + o_r, acc, mask=m_head[None, :])
+            gl.store(p_partial_max + o_state, row_max * 0.6931471805599453, mask=m_head)
+            gl.store(p_partial_sum + o_state, exp_sum, mask=m_head)
         tile = until
         seq_begin = seq_end
         i_seq += 1

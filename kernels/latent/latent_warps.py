@@ -39,6 +39,7 @@ from attnfuzz.kernels.latent.latent_hopper import (
     _begin_copy,
     _count_tiles,
     _load_pages,
+    _load_slots,
 )
 
 __all__ = ["latent_warps_kernel"]
@@ -51,8 +52,10 @@ _SCORING_REGISTERS, _LOADING_REGISTERS = gl.constexpr(112), gl.constexpr(48)
 
 
 @gluon.jit
-def _find_range(p_seq_lens, num_seqs, num_splits, i_split, BLOCK_S: gl.constexpr, LAYOUT: gl.constexpr):
+def _find_range(p_seq_lens, topk, num_seqs, num_splits, i_split, BLOCK_S: gl.constexpr, LAYOUT: gl.constexpr):
     """As ``combine_partials.find_range``, unless ranges that lie within a sequence each are hardly longer.
+
+    Without lengths sequences have ``topk`` tokens each.
 
     A range with parts of two sequences loads the queries of both, and what it has of either is to be combined. So where
     no piece is more than two tiles above the mean, sequences are cut into as many pieces each, and ``ranges`` is
@@ -60,7 +63,10 @@ def _find_range(p_seq_lens, num_seqs, num_splits, i_split, BLOCK_S: gl.constexpr
     """
     o_s = gl.arange(0, BLOCK_S, layout=LAYOUT)
     m_s = o_s < num_seqs
-    b_len = gl.load(p_seq_lens + o_s, mask=m_s, other=0).to(gl.int32)
+    if p_seq_lens is None:
+        b_len = gl.full([BLOCK_S], topk, gl.int32, layout=LAYOUT)
+    else:
+        b_len = gl.load(p_seq_lens + o_s, mask=m_s, other=0).to(gl.int32)
     tiles = gl.where(m_s, _count_tiles(b_len), 0)
     ends = gl.associative_scan(tiles, 0, _add)
     total = gl.sum(tiles, axis=0)
@@ -129,14 +135,31 @@ def _begin_scores(i, s_q, s_q_rope, s_latent, s_rope, full):
 
 
 @gluon.jit
+def _find_seen(p_list, i_tile, seq_len, num_slots):
+    """Which places of a list's tile name a slot ``[TILE]``, asked for while scores are made. Of pages nobody asks."""
+    OF_TOKENS: gl.constexpr = gl.SliceLayout(0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _TILE, 16]))
+    if num_slots is None:
+        m_t = gl.full([_TILE], 1, gl.int1, layout=OF_TOKENS)
+    else:
+        i_slot = _load_slots(p_list, i_tile, seq_len, OF_TOKENS)
+        m_t = (i_slot >= 0) & (i_slot < num_slots)
+    return m_t
+
+
+@gluon.jit
 def _weigh(
-    b_s, i, i_tile, row_max, scale, seq_len, s_rope, s_alpha, LAST: gl.constexpr,
+    b_s, i, i_tile, row_max, scale, seq_len, num_slots, m_t, s_rope, s_alpha, LAST: gl.constexpr,
 ):  # fmt: skip
-    """Weights of a tile, and the factor of what those who sum up have; both are also left for them."""
+    """Weights of a tile, and the factor of what those who sum up have; both are also left for them.
+
+    ``m_t``: what is seen of a list; tiles of pages but for the last one are full of tokens.
+    """
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _TILE, 16])
     buffer = i % _BUFFERS
     b_s = b_s * scale
-    if LAST:  # others are full of tokens
+    if num_slots is not None:
+        b_s = gl.where(m_t[None, :], b_s, float("-inf"))
+    elif LAST:
         o_t = gl.arange(0, _TILE, layout=gl.SliceLayout(0, SCORES))[None, :]
         b_s = gl.where(i_tile * _TILE + o_t < seq_len, b_s, float("-inf"))
     new_max = gl.maximum(row_max, gl.max(b_s, axis=1))
@@ -158,7 +181,8 @@ def _tell(i, ready):
 
 @gluon.jit
 def _score(
-    p_q, stride_qs, stride_qh, p_seq_lens, p_lse, stride_lse_s, stride_lse_h, p_partial_max, p_partial_sum, scale,
+    p_q, stride_qs, stride_qh, p_table, stride_table_s, num_slots, topk, p_seq_lens,
+    p_lse, stride_lse_s, stride_lse_h, p_partial_max, p_partial_sum, scale,
     num_seqs, num_splits, first_head, num_q_heads, tile, last, total, ranges, i_seq, seq_begin,
     s_q, s_q_rope, s_latent, s_rope, s_alpha, s_sum, full, ready,
 ):  # fmt: skip
@@ -169,27 +193,32 @@ def _score(
     if tile < last:
         _load_queries(p_q, stride_qs, stride_qh, i_seq, first_head, num_q_heads, s_q, s_q_rope)
     while tile < last:
-        seq_len = gl.load(p_seq_lens + i_seq).to(gl.int32)
+        seq_len = topk if p_seq_lens is None else gl.load(p_seq_lens + i_seq).to(gl.int32)
         seq_end = seq_begin + _count_tiles(seq_len)
         begin = tile - seq_begin
         end = gl.minimum(seq_end, last) - seq_begin
         row_max = gl.full([_HEADS], float("-inf"), gl.float32, layout=ROWS)
         exp_sum = gl.full([_HEADS], 0.0, gl.float32, layout=ROWS)
+        p_list = p_table + i_seq.to(gl.int64) * stride_table_s
         cp.wait_group(0)
         _barrier()
         b_next = _begin_scores(i, s_q, s_q_rope, s_latent, s_rope, full)
+        m_t = _find_seen(p_list, begin, seq_len, num_slots)
         b_s = warpgroup_mma_wait(0, deps=[b_next])
         for i_tile in range(begin, end - 1):
-            b_w, alpha, row_max = _weigh(b_s, i, i_tile, row_max, scale, seq_len, s_rope, s_alpha, False)
+            b_w, alpha, row_max = _weigh(
+                b_s, i, i_tile, row_max, scale, seq_len, num_slots, m_t, s_rope, s_alpha, False
+            )
             _tell(i, ready)
             i += 1
             b_next = _begin_scores(i, s_q, s_q_rope, s_latent, s_rope, full)
+            m_t = _find_seen(p_list, i_tile + 1, seq_len, num_slots)
             exp_sum = exp_sum * alpha + gl.sum(b_w, axis=1)
             b_s = warpgroup_mma_wait(0, deps=[b_next])
         if seq_begin + end < last:
             _barrier()  # until all warps have their scores
             _load_queries(p_q, stride_qs, stride_qh, i_seq + 1, first_head, num_q_heads, s_q, s_q_rope)
-        b_w, alpha, row_max = _weigh(b_s, i, end - 1, row_max, scale, seq_len, s_rope, s_alpha, True)
+        b_w, alpha, row_max = _weigh(b_s, i, end - 1, row_max, scale, seq_len, num_slots, m_t, s_rope, s_alpha, True)
         exp_sum = exp_sum * alpha + gl.sum(b_w, axis=1)
         s_sum.index(i % _BUFFERS).store(exp_sum)
         _tell(i, ready)
@@ -212,7 +241,7 @@ def _score(
 
 @gluon.jit
 def _load(
-    p_cache, stride_cb, stride_ct: gl.constexpr, p_table, stride_table_s, block_size, p_seq_lens,
+    p_cache, stride_cb, stride_ct: gl.constexpr, p_table, stride_table_s, block_size, num_slots, topk, p_seq_lens,
     tile, last, i_seq, seq_begin, s_latent, s_rope, full, free,
     WHOLE_TILES: gl.constexpr,
 ):  # fmt: skip
@@ -220,7 +249,7 @@ def _load(
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [_LOADING, 1], [1, 0])  # a thread has four rows
     i = 0
     while tile < last:
-        seq_len = gl.load(p_seq_lens + i_seq).to(gl.int32)
+        seq_len = topk if p_seq_lens is None else gl.load(p_seq_lens + i_seq).to(gl.int32)
         seq_end = seq_begin + _count_tiles(seq_len)
         begin = tile - seq_begin
         end = gl.minimum(seq_end, last) - seq_begin
@@ -230,12 +259,12 @@ def _load(
             buffer = i % _BUFFERS
             mbarrier.wait(free.index(buffer), (i // _BUFFERS & 1) ^ 1)
             _begin_copy(
-                s_latent.index(buffer), p_cache, stride_cb, stride_ct, i_block, i_tile, end, seq_len, block_size, None,
-                0, _RANK, WHOLE_TILES, LAYOUT,
+                s_latent.index(buffer), p_cache, stride_cb, stride_ct, i_block, i_tile, end, seq_len, block_size,
+                num_slots, 0, _RANK, WHOLE_TILES, LAYOUT,
             )  # fmt: skip
             _begin_copy(
-                s_rope.index(buffer), p_cache, stride_cb, stride_ct, i_block, i_tile, end, seq_len, block_size, None,
-                _RANK, _ROPE, WHOLE_TILES, LAYOUT,
+                s_rope.index(buffer), p_cache, stride_cb, stride_ct, i_block, i_tile, end, seq_len, block_size,
+                num_slots, _RANK, _ROPE, WHOLE_TILES, LAYOUT,
             )  # fmt: skip
             cp.mbarrier_arrive(full.index(buffer), increment_count=False)
             i_block = _load_pages(p_pages, i_tile + 1, end, seq_len, block_size, WHOLE_TILES, LAYOUT)
@@ -247,7 +276,7 @@ def _load(
 
 @gluon.jit
 def _sum_up(
-    p_seq_lens, p_out, stride_os, stride_oh, p_partial_acc, p_shares,
+    topk, p_seq_lens, p_out, stride_os, stride_oh, p_partial_acc, p_shares,
     num_seqs, num_splits, first_head, num_q_heads, tile, last, total, ranges, i_seq, seq_begin,
     s_latent, s_rope, s_alpha, s_sum, ready, free,
 ):  # fmt: skip
@@ -263,7 +292,7 @@ def _sum_up(
     ROWS: gl.constexpr = gl.SliceLayout(1, ACC)
     i = 0
     while tile < last:
-        seq_len = gl.load(p_seq_lens + i_seq).to(gl.int32)
+        seq_len = topk if p_seq_lens is None else gl.load(p_seq_lens + i_seq).to(gl.int32)
         seq_end = seq_begin + _count_tiles(seq_len)
         begin = tile - seq_begin
         end = gl.minimum(seq_end, last) - seq_begin
@@ -302,13 +331,15 @@ def _sum_up(
         i_seq += 1
 
 
-@gluon.jit(do_not_specialize=["num_seqs", "num_splits", "num_q_heads", "block_size", "stride_table_s"])
+@gluon.jit(
+    do_not_specialize=["num_seqs", "num_splits", "num_q_heads", "block_size", "stride_table_s", "num_slots", "topk"]
+)
 def latent_warps_kernel(
     # tensors, each followed by its strides in elements; last dimensions are contiguous
     p_q, stride_qs, stride_qh,  # [num_seqs, num_q_heads, RANK + ROPE]
     p_cache, stride_cb, stride_ct: gl.constexpr,  # [num_blocks, block_size, RANK + ROPE]
-    p_table, stride_table_s,  # [num_seqs, max_blocks_per_seq]
-    p_seq_lens,  # [num_seqs]
+    p_table, stride_table_s,  # [num_seqs, max_blocks_per_seq], or lists of slots [num_seqs, topk] without block_size
+    p_seq_lens,  # [num_seqs]; None if all places of lists count
     p_out, stride_os, stride_oh,  # [num_seqs, num_q_heads, RANK]
     p_lse, stride_lse_s, stride_lse_h,  # [num_seqs, num_q_heads]
     # to be combined, as in grouped_decode
@@ -318,7 +349,8 @@ def latent_warps_kernel(
     # scalars
     scale,  # times log2(e)
     num_seqs, num_splits, num_q_heads,
-    block_size,  # tokens per page
+    block_size,  # tokens per page, None where there are lists
+    num_slots, topk,  # of the cache, and of a list; None where there are pages
     # constants
     WHOLE_TILES: gl.constexpr,  # whether _TILE divides block_size
     BLOCK_S: gl.constexpr,  # num_seqs rounded up to a power of two
@@ -333,7 +365,7 @@ def latent_warps_kernel(
     first_head = gl.program_id(0) * _HEADS
     OF_SEQS: gl.constexpr = gl.BlockedLayout([1], [32], [num_warps], [0])
     tile, last, total, ranges, i_seq, seq_begin = _find_range(
-        p_seq_lens, num_seqs, num_splits, gl.program_id(1), BLOCK_S, OF_SEQS
+        p_seq_lens, topk, num_seqs, num_splits, gl.program_id(1), BLOCK_S, OF_SEQS
     )
     s_q = gl.allocate_shared_memory(dtype, [_HEADS, _RANK], SHARED)
     s_q_rope = gl.allocate_shared_memory(dtype, [_HEADS, _ROPE], SHARED)
@@ -353,18 +385,18 @@ def latent_warps_kernel(
     gl.warp_specialize(
         [
             (_sum_up, (
-                p_seq_lens, p_out, stride_os, stride_oh, p_partial_acc, p_shares,
+                topk, p_seq_lens, p_out, stride_os, stride_oh, p_partial_acc, p_shares,
                 num_seqs, num_splits, first_head, num_q_heads, tile, last, total, ranges, i_seq, seq_begin,
                 s_latent, s_rope, s_alpha, s_sum, ready, free,
             )),
             (_score, (
-                p_q, stride_qs, stride_qh,
+                p_q, stride_qs, stride_qh, p_table, stride_table_s, num_slots, topk,
                 p_seq_lens, p_lse, stride_lse_s, stride_lse_h, p_partial_max, p_partial_sum, scale,
                 num_seqs, num_splits, first_head, num_q_heads, tile, last, total, ranges, i_seq, seq_begin,
                 s_q, s_q_rope, s_latent, s_rope, s_alpha, s_sum, full, ready,
             )),
             (_load, (
-                p_cache, stride_cb, stride_ct, p_table, stride_table_s, block_size, p_seq_lens,
+                p_cache, stride_cb, stride_ct, p_table, stride_table_s, block_size, num_slots, topk, p_seq_lens,
                 tile, last, i_seq, seq_begin, s_latent, s_rope, full, free, WHOLE_TILES,
             )),
         ],

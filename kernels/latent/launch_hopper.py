@@ -98,10 +98,10 @@ def launch_on_hopper(tensors: Mapping[str, Tensor], sizes: Mapping[str, int], sc
     own: tuple[int | None, ...] = (None, None)
     if block_size is None:
         own = (len(cache), table.shape[1])
-    chosen = {"HEADS": heads, "SWAP": heads < _MANY_HEADS, "num_warps": 4 if heads < 32 else 8}
+    chosen = {"HEADS": heads, "num_warps": 4 if heads < 32 else 8}
     rows, together, most_states = num_seqs * num_q_heads, 1, 2 + 2 * triton.cdiv(num_splits, num_seqs)
-    if heads == _MANY_HEADS and block_size is not None:
-        kernel, own, chosen = of_many, (), {"num_warps": 8}
+    if heads == _MANY_HEADS:
+        kernel, chosen = of_many, {"num_warps": 8}
         most_states = max(1, num_splits // num_seqs)  # of a sequence, if all are about as long
         most_rows = max(1, rows // (_COMBINING_PROGRAMS * processors))
         together = next(few for few in (8, 4, 2, 1) if few <= most_rows and num_q_heads % few == 0)

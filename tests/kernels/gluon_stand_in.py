@@ -260,6 +260,7 @@ def _language() -> ModuleType:
         **nothing,
         **{name: getattr(torch, name) for name in ("exp2", "float16", "float32", "int16", "int32", "int64", "log2")},
         float8e5=torch.float8_e5m2,
+        int1=torch.bool,
         allocate_shared_memory=_allocate,
         arange=lambda first, end, **_: torch.arange(first, end),
         associative_scan=lambda x, axis, _: x.cumsum(axis),

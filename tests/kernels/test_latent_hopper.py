@@ -56,10 +56,9 @@ def test_what_it_computes(lens: tuple[int, ...], block_size: int, num_heads: int
         tokens = cache[row].flatten(0, 1)
         tokens[length:] = float("nan")
         cache[row] = tokens.view(pages, block_size, 576)
-    for many in (False, True)[: 1 + heads // 64]:
-        results, _ = _run(q, cache, table, torch.tensor(lens), block_size, heads, num_splits, many=many)
-        for i, (length, got) in enumerate(zip(lens, results, strict=True)):
-            _check(got, q[i], cache[table[i]].flatten(0, 1)[:length])
+    results, _ = _run(q, cache, table, torch.tensor(lens), block_size, heads, num_splits)
+    for i, (length, got) in enumerate(zip(lens, results, strict=True)):
+        _check(got, q[i], cache[table[i]].flatten(0, 1)[:length])
 
 
 def test_groups_of_warps_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +82,7 @@ def test_ranges_end_with_sequences_where_that_costs_little(
     """Ranges would have parts of two equal sequences, and load the queries of both, or one range all of a long one."""
     q, cache = torch.ones(len(lens), 1, 576).half(), torch.ones(1, 64, 576).half()
     table = torch.zeros(len(lens), 80, dtype=torch.int32)
-    results, shares = _run(q, cache, table, torch.tensor(lens), 64, 64, num_splits, many=True)
+    results, shares = _run(q, cache, table, torch.tensor(lens), 64, 64, num_splits)
     assert shares == expected
     for length, (out, lse) in zip(lens, results, strict=True):
         assert (out == 1).all()
@@ -122,24 +121,24 @@ def _run(
     block_size: int | None,
     heads: int,
     num_splits: int,
-    *,
-    many: bool = False,
 ) -> tuple[list[tuple[Tensor, Tensor]], list[list[int]]]:
-    """Result and log-sum-exp of each sequence, its first state and how many it has; ``many``: by groups of warps."""
+    """Result and log-sum-exp of each sequence, its first state and how many it has; 64 heads: by groups of warps."""
     num_seqs, num_heads, _ = q.shape
     out = torch.full((num_seqs, num_heads, 512), float("nan")).half()
     lse, states = torch.full((num_seqs, num_heads), float("nan")), num_seqs + num_splits
     acc = torch.full((num_heads, states, 512), float("nan"))
     row_max, exp_sum = (torch.full((num_heads, states), float("nan")) for _ in range(2))
     shares = torch.zeros(num_seqs, 2, dtype=torch.int32)
-    module, kernel = ("latent_warps", "latent_warps_kernel") if many else ("latent_hopper", "latent_hopper_kernel")
+    module, kernel = (
+        ("latent_warps", "latent_warps_kernel") if heads == 64 else ("latent_hopper", "latent_hopper_kernel")
+    )
     of_lists = (None, None) if block_size is not None else (len(cache), table.shape[1])
-    chosen = {} if many else {"HEADS": heads, "SWAP": heads < 64}
+    chosen = {} if heads == 64 else {"HEADS": heads}
     gluon_stand_in.run(
         f"attnfuzz.kernels.latent.{module}", kernel, (-(-num_heads // heads), num_splits),
         q, *q.stride()[:2], cache, *cache.stride()[:2], table, table.stride(0), lens,
         out, *out.stride()[:2], lse, *lse.stride(), acc, row_max, exp_sum, shares,
-        SCALE * math.log2(math.e), num_seqs, num_splits, num_heads, block_size, *(() if many else of_lists),
+        SCALE * math.log2(math.e), num_seqs, num_splits, num_heads, block_size, *of_lists,
         WHOLE_TILES=block_size is not None and block_size % 64 == 0, BLOCK_S=64, num_warps=8, **chosen,
     )  # fmt: skip
     found = []
@@ -208,16 +207,16 @@ from tests.quality.compiled import Call, Compiler
 compiler = Compiler("sm_90")
 launch.is_for_hopper.__globals__["on_device_of"] = lambda _: __import__("contextlib").nullcontext()
 for heads, pages in ((16, 80), (32, 80), (128, 400)):
-    for block_size in (64, 16):
+    for block_size in (64, 16, None):
         tensors = {
             "q": torch.empty(2, heads, 576, dtype=torch.bfloat16),
-            "kv_cache": torch.empty(4, block_size, 576, dtype=torch.bfloat16),
-            "block_table": torch.zeros(2, pages, dtype=torch.int32),
+            "kv_cache": torch.empty(4, block_size or 1, 576, dtype=torch.bfloat16),
+            "block_table": torch.zeros(2, pages if block_size else 8000, dtype=torch.int32),
             "seq_lens": torch.zeros(2, dtype=torch.int32),
             "out": torch.empty(2, heads, 512, dtype=torch.bfloat16),
             "lse": torch.empty(2, heads),
         }
-        sizes = {"num_seqs": 2, "num_q_heads": heads, "block_size": block_size}
+        sizes = {"num_seqs": 2, "num_q_heads": heads} | ({"block_size": block_size} if block_size else {})
         call = Call("latent_grouped_auto", "", 576, lambda: launch.launch_on_hopper(tensors, sizes, 0.1, 132))
         for one in compiler.of(call):
             print(one.kernel, one.shared)
