@@ -10,7 +10,7 @@ read, and how. Of partial states: in which base they are merged, and whose log-s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -18,7 +18,15 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from attnfuzz.explaining.low_precision import LOWEST_EXPONENT, TILES, Scores, in_parts, maxima_so_far, merged, tiles_of
+from attnfuzz.explaining.low_precision import (
+    LOWEST_EXPONENT,
+    TILES,
+    Scores,
+    in_parts,
+    maxima_so_far,
+    outputs_of,
+    tiles_of,
+)
 from attnfuzz.explaining.mistakes import Family, Predicted, family
 from attnfuzz.explaining.row import AttentionRow, AveragedRow, Query
 from attnfuzz.mistake import K_SCALE, KV_SCALES, V_SCALE
@@ -318,9 +326,8 @@ _MOST_PARTS = 64
 
 def partial_states(row: AttentionRow) -> Iterator[Predicted]:
     """States of parts of the keys, weighed with log-sum-exps of another base, of another head, or with none."""
-    parts = _partitions(row)
     top = row.log_weights.amax()
-    for way, words, of_lse, of_maximum in (  # what a part is weighed with: of its log-sum-exp, and of its maximum
+    formulas = (  # what a part is weighed with: of its log-sum-exp, and of its maximum
         ("base 2 as natural", "partial log-sum-exps in base 2 are merged as natural ones", _LOG2_E, 0.0),
         ("natural as base 2", "natural partial log-sum-exps are merged as in base 2", 1 / _LOG2_E, 0.0),
         ("equal", "partial states are merged with equal weights", 0.0, 0.0),
@@ -333,27 +340,47 @@ def partial_states(row: AttentionRow) -> Iterator[Predicted]:
         ),
         ("maxima, natural as base 2", "partial sums are rescaled with exponentials of base-2 maxima", 1.0, _LOG2_E - 1),
         ("maxima, not rescaled", "partial sums are added without being rescaled to one maximum", 1.0, -1.0),
-    ):
-        for part_of, names in parts.items():
-            scores = in_parts(row.log_weights, part_of)
-            lses = scores.logsumexp(1)
-            changed = of_lse * lses + of_maximum * (scores.amax(1).clamp(min=_LOWEST) - top)
-            given = merged(row, scores, lses.where(lses.isneginf(), changed))
-            yield from (Predicted(*given, f"{way}, {name}", words) for name in names)
-    for part_of, names in parts.items():
+    )
+    orders = (("in pairs", _merges_in_pairs), ("one by one", _merges_one_by_one))
+    told = [(way, words) for way, words, _, _ in formulas]
+    told += [(f"equal, {how}", f"partial states are merged {how}, each time with equal weights") for how, _ in orders]
+    given = list[_Given]()
+    for part_of, names in _partitions(row).items():
         scores = in_parts(row.log_weights, part_of)
-        lses = scores.logsumexp(1)
-        for way, merges in (("in pairs", _merges_in_pairs), ("one by one", _merges_one_by_one)):
-            halved = -math.log(2) * torch.tensor(merges(len(lses)), dtype=torch.float64, device="cpu")
-            given = merged(row, scores, lses.where(lses.isneginf(), halved))
-            words = f"partial states are merged {way}, each time with equal weights"
-            yield from (Predicted(*given, f"equal, {way}, {name}", words) for name in names)
-    for formula, head in row.other_heads():
-        words = f"partial states of query head {row.head} are weighed with the log-sum-exps of query head {head}"
-        others = row.final(row.scores_of(Query(case=row.case, row=row.row, head=head)))
-        for part_of, names in _partitions(row, fewest=1).items():  # even one part is NaN if the other head's is
-            given = merged(row, in_parts(row.log_weights, part_of), in_parts(others, part_of).logsumexp(1))
-            yield from (Predicted(*given, f"{formula}, {name}", words) for name in names)
+        lses, maxima = scores.logsumexp(1), scores.amax(1).clamp(min=_LOWEST) - top
+        halved = torch.tensor([merges(len(lses)) for _, merges in orders], dtype=torch.float64, device="cpu")
+        changed = [of_lse * lses + of_maximum * maxima for *_, of_lse, of_maximum in formulas]
+        weighed = torch.where(lses.isneginf(), lses, torch.cat((torch.stack(changed), -math.log(2) * halved)))
+        given.append((names, row.average(weighed, outputs_of(row, scores))))
+    yield from _of_each(told, given)
+    if heads := list(row.other_heads()):
+        told = [
+            (which, f"partial states of query head {row.head} are weighed with the log-sum-exps of query head {head}")
+            for which, head in heads
+        ]
+        queries = (Query(case=row.case, row=row.row, head=head) for _, head in heads)
+        others = torch.stack([row.final(row.scores_of(query)) for query in queries])[:, None]
+        given = [  # even one part is NaN if the other head's is
+            (
+                names,
+                row.average(
+                    in_parts(others, part_of).logsumexp(-1), outputs_of(row, in_parts(row.log_weights, part_of))
+                ),
+            )
+            for part_of, names in _partitions(row, fewest=1).items()
+        ]
+        yield from _of_each(told, given)
+
+
+_Given = tuple[list[str], tuple[Tensor, Tensor]]
+"""By what names keys are split, and outputs and log-sum-exps that come of it in each of several ways."""
+
+
+def _of_each(told: Sequence[tuple[str, str]], given: Sequence[_Given]) -> Iterator[Predicted]:
+    """What is ``given``, as it is ``told``: way by way."""
+    every = [(names, out, lse.tolist()) for names, (out, lse) in given]
+    for i, (way, words) in enumerate(told):
+        yield from (Predicted(out[i], lse[i], f"{way}, {name}", words) for names, out, lse in every for name in names)
 
 
 def _merges_in_pairs(count: int) -> list[int]:

@@ -414,21 +414,19 @@ def _states_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[Ro
     ways = []
     for length in sorted({-(-row.num_tokens // number) for number in _SPLITS}):
         parts = in_parts(row.log_weights, [t // length for t in range(row.num_tokens)])
-        ways.append(merged(row, parts, rounded(parts.logsumexp(1))))
+        ways.append(row.averaged(rounded(parts.logsumexp(1)), outputs_of(row, parts)))
     yield _rounding("partial_lse_rounded", _told("partial LSE", row, name), words, ways)
 
 
-def in_parts(scores: Float64[Tensor, " n"], part_of: Sequence[int]) -> Float64[Tensor, "parts n"]:
+def in_parts(scores: Float64[Tensor, "*rows n"], part_of: Sequence[int]) -> Float64[Tensor, "*of_parts n"]:
     """The scores of each part, -inf for all others."""
     parts = torch.arange(max(part_of) + 1, device="cpu")[:, None]
     return scores.masked_fill(torch.tensor(part_of, dtype=torch.int64, device="cpu") != parts, -torch.inf)
 
 
-def merged(
-    row: AttentionRow, scores: Float64[Tensor, "parts n"], lses: Float64[Tensor, " parts"]
-) -> tuple[Float64[Tensor, " v_head_size"], float]:
-    """The states of parts of the row's keys, with these log-sum-exps."""
-    return row.averaged(lses, scores.softmax(1).nan_to_num(0.0) @ row.v)
+def outputs_of(row: AttentionRow, parts: Float64[Tensor, "parts n"]) -> Float64[Tensor, "parts v_head_size"]:
+    """What each part of the row's keys gives by itself."""
+    return parts.softmax(1).nan_to_num(0.0) @ row.v
 
 
 def _cut_off(row: AttentionRow, name: str) -> Iterator[Rounding]:

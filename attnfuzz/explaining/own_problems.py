@@ -419,18 +419,18 @@ def _ignored(reruns: Reruns, reference: AskedProblem, name: str, live: Elements,
     def matters(chosen: Elements) -> float:
         return max(_distance(*pair) for pair in zip(reference.right, reference.changed(name, chosen), strict=True))
 
-    needed = _single(live, lambda chosen: matters(chosen) > 0)
+    read = set(_single(live, differs).tolist())  # most kernels read all, and then nothing is left to ask
+    unread = live[[int(one) not in read for one in live]]
+    needed = _single(unread, lambda chosen: matters(chosen) > 0)
     strongly = {int(one) for one in needed if matters(one[None]) > _FAR_ENOUGH}
-    read = set(_single(needed, differs).tolist())
     found: list[int] = []
     stretch: list[int] = []
     for one in [*needed.tolist(), -2]:
-        if stretch and (one != stretch[-1] + 1 or one in read):
+        if stretch and one != stretch[-1] + 1:
             found += stretch if strongly & set(stretch) else []
             stretch = []
-        if one not in read:
-            stretch.append(one)
-    return torch.tensor(sorted(set(found) - {-2}), dtype=torch.int64, device="cpu")
+        stretch.append(one)
+    return torch.tensor(sorted(found), dtype=torch.int64, device="cpu")
 
 
 def _distance(one: Target, other: Target) -> float:

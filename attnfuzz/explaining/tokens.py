@@ -9,11 +9,11 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from attnfuzz.explaining.low_precision import TILES
@@ -160,18 +160,14 @@ def _by_number(row: AttentionRow) -> Iterator[tuple[str, Positions]]:
 
 def miscounted(row: AttentionRow) -> Iterator[Family]:
     """Sets of tokens left out, counted twice, in the sum of weights without their values, or the other way round."""
-    seen = set(row.seen)
     rules = dict(token_sets(row))
-    sets = itertools.chain(rules.items(), _by_number(row))
-    named = [(way, chosen) for way, every in sets if (chosen := tuple(t for t in every if t in seen))]
+    named = list(_seen_of(row, itertools.chain(rules.items(), _by_number(row))))
     if not named:
         return
     ways = [way for way, _ in named]
     distinct = {chosen: i for i, chosen in enumerate(dict.fromkeys(chosen for _, chosen in named))}
     of_set = torch.tensor([distinct[chosen] for _, chosen in named], dtype=torch.int64, device="cpu")
-    inside = torch.zeros((len(distinct), row.num_tokens), dtype=torch.float64, device="cpu")
-    for chosen, i in distinct.items():
-        inside[i, list(chosen)] = 1.0
+    inside = _inside(distinct, row).double()
     sink = (row.sink - row.top).exp()
 
     def about(i: int) -> tuple[tuple[int, int], ...]:
@@ -619,9 +615,23 @@ def unscaled_tokens(row: AttentionRow) -> Iterator[Family]:
 
 def _named_sets(row: AttentionRow) -> list[tuple[str, Positions]]:
     """Those of `token_sets` of which the row sees something; of a long row the first ones, which name its ends."""
+    return list(itertools.islice(_seen_of(row, token_sets(row)), _MOST_WEIGHTS // max(row.num_tokens, 1)))
+
+
+def _seen_of(row: AttentionRow, sets: Iterable[tuple[str, Positions]]) -> Iterator[tuple[str, Positions]]:
+    """Those of ``sets`` of which the row sees something, without what it does not."""
     seen = set(row.seen)
-    named = ((way, chosen) for way, every in token_sets(row) if (chosen := tuple(t for t in every if t in seen)))
-    return list(itertools.islice(named, _MOST_WEIGHTS // max(row.num_tokens, 1)))
+    if len(seen) == row.num_tokens:
+        return (one for one in sets if one[1])
+    return ((way, chosen) for way, every in sets if (chosen := tuple(t for t in every if t in seen)))
+
+
+def _inside(sets: Collection[Positions], row: AttentionRow) -> Bool[Tensor, "sets seq_len"]:
+    """Which tokens are in each set."""
+    places = [i * row.num_tokens + t for i, chosen in enumerate(sets) for t in chosen]
+    inside = torch.zeros(len(sets) * row.num_tokens, dtype=torch.bool, device="cpu")
+    inside[torch.tensor(places, dtype=torch.int64, device="cpu")] = True
+    return inside.view(len(sets), row.num_tokens)
 
 
 def _are(tokens: Positions | Sequence[int]) -> str:
@@ -648,9 +658,7 @@ def _of_some_tokens(
     """
     if not sets:
         return
-    inside = torch.zeros((len(sets), row.num_tokens), dtype=torch.bool, device="cpu")
-    for i, chosen in enumerate(sets):
-        inside[i, list(chosen)] = True
+    inside = _inside(sets, row)
     own = row.log_weights.expand(inside.shape)
     others = torch.where(inside, row.final(row.case.scale * (k @ row.q)), own)
     for mistake, which, scores, is_of_v in zip(

@@ -1,4 +1,4 @@
-"""Right kernels of `attnfuzz.families.SparseDecode`: the bundled one in Triton, and the same in plain PyTorch."""
+"""Right kernels of `attnfuzz.families.SparseDecode`: the bundled ones in Triton, and the same in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -11,20 +11,29 @@ from attnfuzz.families.formats import latent_rows, parts_of_latents
 from attnfuzz.families.sparse_decode import SparseDecode
 from attnfuzz.kernels.latent import launch
 
-__all__ = ["sparse_decode", "sparse_decode_eager"]
+__all__ = ["sparse_decode", "sparse_decode_auto", "sparse_decode_eager"]
 
 
-@attnfuzz.kernel(SparseDecode(), supports=attnfuzz.Supports(graph_replay=True))
-def sparse_decode(inputs: Any) -> None:
-    """``launch.sparse_decode``."""
+_OPTIONS = {"num_splits": (3, 1, 2, 5), "tile": (32, 16)}
+
+
+@attnfuzz.kernel(SparseDecode(), supports=attnfuzz.Supports(graph_replay=True), options=_OPTIONS)
+def sparse_decode(inputs: Any, **options: Any) -> None:
+    """``launch.sparse_decode``: splits of each list in parallel, then their combination."""
     rank, scales = inputs.out.shape[-1], None
     latents, ropes = inputs.kv_cache[..., :rank], inputs.kv_cache[..., rank:]
     if inputs.cache == "fp8":
         latents, scales, ropes = parts_of_latents(inputs.kv_cache, rank, inputs.q.dtype)
     launch.sparse_decode(
         inputs.q, latents, ropes, inputs.indices, inputs.head_size**-0.5, inputs.out, getattr(inputs, "lse", None),
-        scales=scales, topk_length=getattr(inputs, "topk_length", None),
+        scales=scales, topk_length=getattr(inputs, "topk_length", None), **options,
     )  # fmt: skip
+
+
+@attnfuzz.kernel(SparseDecode(), supports=attnfuzz.Supports(graph_replay=True))
+def sparse_decode_auto(inputs: Any) -> None:
+    """The same as the wrapper plans it, by the size of the batch and of the GPU."""
+    sparse_decode.function(inputs)
 
 
 @attnfuzz.kernel(SparseDecode())

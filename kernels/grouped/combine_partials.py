@@ -138,7 +138,7 @@ def splits_of_range(begin, end, total, ranges):
 )  # fmt: skip
 def combine_partials_kernel(
     # tensors, each followed by its strides in elements
-    p_seq_lens, stride_len,  # [num_seqs]
+    p_seq_lens, stride_len,  # [num_seqs]; None if all sequences have num_splits
     p_partial_acc,  # [num_seqs, num_q_heads, num_splits, v_head_size], or without num_seqs; float32, contiguous
     p_partial_max, p_partial_sum,  # without v_head_size
     p_shares,  # [num_seqs, 2], int32: a sequence's first split and how many it has; not used unless SHARED_OUT
@@ -155,16 +155,19 @@ def combine_partials_kernel(
     CHUNK: tl.constexpr,  # splits per step, a power of two
     SHARED_OUT: tl.constexpr,  # whether splits were shared out by length
     PDL: tl.constexpr,  # whether launched with programmatic dependent launch
+    HEADS: tl.constexpr,  # of a program, a divisor of num_q_heads
 ):  # fmt: skip
-    """Grid ``num_seqs * num_q_heads, cdiv(v_head_size, BLOCK_DV)``."""
-    i_seq = (tl.program_id(0) // num_q_heads).to(tl.int64)
-    i_head = (tl.program_id(0) % num_q_heads).to(tl.int64)
+    """Grid ``num_seqs * num_q_heads / HEADS, cdiv(v_head_size, BLOCK_DV)``."""
+    i_seq = (tl.program_id(0) * HEADS // num_q_heads).to(tl.int64)
+    i_head = (tl.program_id(0) * HEADS % num_q_heads).to(tl.int64)
     # Before the wait: the first half lets this kernel start only after waiting for what came before, and writes no
     # lengths itself.
     if not SHARED_OUT:
-        seq_len = tl.load(p_seq_lens + i_seq * stride_len).to(tl.int32)
-        begin = first_tile_begin(seq_len, window, TILE) if window is not None else 0
-        splits_used = count_splits(seq_len, begin, num_splits, TILE)
+        splits_used = num_splits
+        if p_seq_lens is not None:
+            seq_len = tl.load(p_seq_lens + i_seq * stride_len).to(tl.int32)
+            begin = first_tile_begin(seq_len, window, TILE) if window is not None else 0
+            splits_used = count_splits(seq_len, begin, num_splits, TILE)
         o_state = (i_seq * num_q_heads + i_head) * num_splits
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -180,38 +183,41 @@ def combine_partials_kernel(
     o_d = tl.program_id(1) * BLOCK_DV + tl.arange(0, BLOCK_DV).to(tl.int64)
     m_d = o_d < v_head_size
     o_split = tl.arange(0, CHUNK)
-    row_max = tl.full([], float("-inf"), tl.float32)
-    exp_sum = tl.full([], 0.0, tl.float32)
-    acc = tl.zeros([BLOCK_DV], tl.float32)
-    for start in range(0, splits_used, CHUNK):
-        i_s = start + o_split
-        m_s = i_s < splits_used
-        b_max = tl.load(p_partial_max + o_state + i_s, mask=m_s, other=float("-inf"))  # [CHUNK]
-        b_sum = tl.load(p_partial_sum + o_state + i_s, mask=m_s, other=0.0)  # [CHUNK]
-        o_acc = (o_state + i_s)[:, None] * v_head_size + o_d[None, :]
-        b_acc = tl.load(p_partial_acc + o_acc, mask=m_s[:, None] & m_d[None, :], other=0.0)  # [CHUNK, BLOCK_DV]
+    for _ in tl.static_range(HEADS):
+        row_max = tl.full([], float("-inf"), tl.float32)
+        exp_sum = tl.full([], 0.0, tl.float32)
+        acc = tl.zeros([BLOCK_DV], tl.float32)
+        for start in range(0, splits_used, CHUNK):
+            i_s = start + o_split
+            m_s = i_s < splits_used
+            b_max = tl.load(p_partial_max + o_state + i_s, mask=m_s, other=float("-inf"))  # [CHUNK]
+            b_sum = tl.load(p_partial_sum + o_state + i_s, mask=m_s, other=0.0)  # [CHUNK]
+            o_acc = (o_state + i_s)[:, None] * v_head_size + o_d[None, :]
+            b_acc = tl.load(p_partial_acc + o_acc, mask=m_s[:, None] & m_d[None, :], other=0.0)  # [CHUNK, BLOCK_DV]
 
-        new_max = tl.maximum(row_max, tl.max(b_max, axis=0))
-        ref = tl.where(new_max == float("-inf"), 0.0, new_max)
-        alpha = tl.exp(row_max - ref)
-        b_w = tl.exp(b_max - ref)  # [CHUNK]
-        exp_sum = exp_sum * alpha + tl.sum(b_w * b_sum, axis=0)
-        acc = acc * alpha + tl.sum(b_w[:, None] * b_acc, axis=0)
-        row_max = new_max
+            new_max = tl.maximum(row_max, tl.max(b_max, axis=0))
+            ref = tl.where(new_max == float("-inf"), 0.0, new_max)
+            alpha = tl.exp(row_max - ref)
+            b_w = tl.exp(b_max - ref)  # [CHUNK]
+            exp_sum = exp_sum * alpha + tl.sum(b_w * b_sum, axis=0)
+            acc = acc * alpha + tl.sum(b_w[:, None] * b_acc, axis=0)
+            row_max = new_max
 
-    if p_sinks is not None:
-        sink = tl.load(p_sinks + i_head * stride_sink)
-        row_max, exp_sum, acc = add_sink(row_max, exp_sum, acc, sink)
+        if p_sinks is not None:
+            sink = tl.load(p_sinks + i_head * stride_sink)
+            row_max, exp_sum, acc = add_sink(row_max, exp_sum, acc, sink)
 
-    i_row = i_seq
-    if p_cu_seqlens is not None:
-        i_row = tl.load(p_cu_seqlens + i_seq * stride_cu).to(tl.int64)
-    p_out += i_row * stride_os + i_head * stride_oh
-    p_lse += i_row * stride_lse_s + i_head * stride_lse_h
-    if tl.program_id(1) == 0:
-        store_state(p_out, p_lse, o_d, m_d, stride_od, row_max, exp_sum, acc)
-    else:
-        store_state(p_out, None, o_d, m_d, stride_od, row_max, exp_sum, acc)
+        i_row = i_seq
+        if p_cu_seqlens is not None:
+            i_row = tl.load(p_cu_seqlens + i_seq * stride_cu).to(tl.int64)
+        p_outs = p_out + i_row * stride_os + i_head * stride_oh
+        p_lses = p_lse + i_row * stride_lse_s + i_head * stride_lse_h
+        if tl.program_id(1) == 0:
+            store_state(p_outs, p_lses, o_d, m_d, stride_od, row_max, exp_sum, acc)
+        else:
+            store_state(p_outs, None, o_d, m_d, stride_od, row_max, exp_sum, acc)
+        o_state += num_splits
+        i_head += 1
 
 
 @triton.jit

@@ -333,7 +333,7 @@ def _launch(
         num_splits=num_splits,
         balanced=plan.balanced,
         of_splits={"BLOCK_M": block_m, "BLOCK_D": block_d, "OWN_V": own_v, **whole, **of_ranges, **both},
-        of_combination={"CHUNK": chunk, "SHARED_OUT": plan.balanced, **both},
+        of_combination={"CHUNK": chunk, "SHARED_OUT": plan.balanced, "HEADS": 1, **both},
         of_last={"LAST_COMBINES": True, "BLOCK_G": block_g, "CHUNK": in_one_step},
         options={**warps_and_stages, **dependent},
         options_of_combination={"num_warps": _WARPS_OF_COMBINATION, **dependent},

@@ -150,7 +150,7 @@ def launch_on_hopper(
                     "p_cu_seqlens": None, "stride_cu": 0, "p_sinks": None, "stride_sink": 0,
                     "num_splits": plan.states, "num_q_heads": num_q_heads,
                     "v_head_size": head_size, "window": None, "TILE": _WARPS * plan.tokens, "BLOCK_DV": head_size,
-                    "CHUNK": plan.chunk, "SHARED_OUT": True, "PDL": True,
+                    "CHUNK": plan.chunk, "SHARED_OUT": True, "PDL": True, "HEADS": 1,
                 },
                 {"num_warps": 2, **_PDL},
             )  # fmt: skip

@@ -43,27 +43,48 @@ def _count_tiles(seq_len):
 
 
 @gluon.jit
-def _find_range(p_seq_lens, num_seqs, num_splits, i_split, BLOCK_S: gl.constexpr, LAYOUT: gl.constexpr):
-    """As ``combine_partials.find_range``."""
-    o_s = gl.arange(0, BLOCK_S, layout=LAYOUT)
-    m_s = o_s < num_seqs
-    b_len = gl.load(p_seq_lens + o_s, mask=m_s, other=0).to(gl.int32)
-    tiles = gl.where(m_s, _count_tiles(b_len), 0)
-    ends = gl.associative_scan(tiles, 0, _add)
-    total = gl.sum(tiles, axis=0)
+def _find_range(p_seq_lens, topk, num_seqs, num_splits, i_split, BLOCK_S: gl.constexpr, LAYOUT: gl.constexpr):
+    """As ``combine_partials.find_range``; without lengths sequences have ``topk`` tokens each."""
+    if p_seq_lens is None:
+        each = _count_tiles(topk)
+        total = each * num_seqs
+    else:
+        o_s = gl.arange(0, BLOCK_S, layout=LAYOUT)
+        m_s = o_s < num_seqs
+        b_len = gl.load(p_seq_lens + o_s, mask=m_s, other=0).to(gl.int32)
+        tiles = gl.where(m_s, _count_tiles(b_len), 0)
+        ends = gl.associative_scan(tiles, 0, _add)
+        total = gl.sum(tiles, axis=0)
     ranges = gl.minimum(num_splits, total)
     first = (total.to(gl.int64) * i_split // ranges).to(gl.int32)
     last = (total.to(gl.int64) * (i_split + 1) // ranges).to(gl.int32)
     last = gl.where(i_split < ranges, last, first)
-    m_before = ends <= first
-    i_seq = gl.sum(m_before.to(gl.int32), axis=0)
-    return first, last, total, ranges, i_seq, gl.max(gl.where(m_before, ends, 0), axis=0)
+    if p_seq_lens is None:
+        i_seq = first // each
+        seq_begin = i_seq * each
+    else:
+        m_before = ends <= first
+        i_seq = gl.sum(m_before.to(gl.int32), axis=0)
+        seq_begin = gl.max(gl.where(m_before, ends, 0), axis=0)
+    return first, last, total, ranges, i_seq, seq_begin
+
+
+@gluon.jit
+def _load_slots(p_list, tile, seq_len, OF_TILE: gl.constexpr):
+    """What a list names, with -1 from its end on ``[TILE]``."""
+    i_t = tile * _TILE + gl.arange(0, _TILE, layout=OF_TILE)
+    return gl.load(p_list + i_t, mask=i_t < seq_len, other=-1)
 
 
 @gluon.jit
 def _load_pages(p_pages, tile, end, seq_len, block_size, WHOLE_TILES: gl.constexpr, LAYOUT: gl.constexpr):
-    """The page of a tile, or of each token ``[TILE]``; none is read where there is no token or from ``end`` on."""
-    if WHOLE_TILES:
+    """The page of a tile, or of each token ``[TILE]``; none is read where there is no token or from ``end`` on.
+
+    Without a ``block_size`` the slot of each.
+    """
+    if block_size is None:
+        i_block = _load_slots(p_pages, tile, gl.where(tile < end, seq_len, 0), gl.SliceLayout(1, LAYOUT))
+    elif WHOLE_TILES:
         m_tile = (tile * _TILE < seq_len) & (tile < end)
         i_block = gl.load(p_pages + tile * _TILE // block_size, mask=m_tile, other=0)
     else:
@@ -74,29 +95,34 @@ def _load_pages(p_pages, tile, end, seq_len, block_size, WHOLE_TILES: gl.constex
 
 @gluon.jit
 def _begin_copy(
-    s_tile, p_cache, stride_cb, stride_ct: gl.constexpr, i_block, tile, end, seq_len, block_size,
+    s_tile, p_cache, stride_cb, stride_ct: gl.constexpr, i_block, tile, end, seq_len, block_size, num_slots,
     FIRST: gl.constexpr, COLUMNS: gl.constexpr, WHOLE_TILES: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Columns of a tile's rows, on their way to ``s_tile``; zeros where there is no token, since 0 · NaN is not 0."""
     o_t = gl.arange(0, _TILE, layout=gl.SliceLayout(1, LAYOUT))
     o_c = FIRST + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, LAYOUT))
-    if WHOLE_TILES:
+    m_t = tile * _TILE + o_t < gl.where(tile < end, seq_len, 0)
+    if block_size is None:
+        m_t = (i_block >= 0) & (i_block < num_slots)
+        p_rows = p_cache + (i_block.to(gl.int64) * stride_cb)[:, None] + o_c[None, :]
+    elif WHOLE_TILES:
         p_page = p_cache + i_block.to(gl.int64) * stride_cb + (tile * _TILE % block_size) * stride_ct
         p_rows = p_page + (o_t * stride_ct)[:, None] + o_c[None, :]
     else:
         o_row = i_block.to(gl.int64) * stride_cb + ((tile * _TILE + o_t) % block_size) * stride_ct
         p_rows = p_cache + o_row[:, None] + o_c[None, :]
-    m_t = tile * _TILE + o_t < gl.where(tile < end, seq_len, 0)
     cp.async_copy_global_to_shared(s_tile, p_rows, mask=m_t[:, None])
 
 
-@gluon.jit(do_not_specialize=["num_seqs", "num_splits", "num_q_heads", "block_size", "stride_table_s"])
+@gluon.jit(
+    do_not_specialize=["num_seqs", "num_splits", "num_q_heads", "block_size", "stride_table_s", "num_slots", "topk"]
+)
 def latent_hopper_kernel(
     # tensors, each followed by its strides in elements; last dimensions are contiguous
     p_q, stride_qs, stride_qh,  # [num_seqs, num_q_heads, RANK + ROPE]
     p_cache, stride_cb, stride_ct: gl.constexpr,  # [num_blocks, block_size, RANK + ROPE]
-    p_table, stride_table_s,  # [num_seqs, max_blocks_per_seq]
-    p_seq_lens,  # [num_seqs]
+    p_table, stride_table_s,  # [num_seqs, max_blocks_per_seq], or lists of slots [num_seqs, topk] without block_size
+    p_seq_lens,  # [num_seqs]; None if all places of lists count
     p_out, stride_os, stride_oh,  # [num_seqs, num_q_heads, RANK]
     p_lse, stride_lse_s, stride_lse_h,  # [num_seqs, num_q_heads]
     # to be combined, as in grouped_decode
@@ -106,7 +132,8 @@ def latent_hopper_kernel(
     # scalars
     scale,  # times log2(e)
     num_seqs, num_splits, num_q_heads,
-    block_size,  # tokens per page
+    block_size,  # tokens per page, None where there are lists
+    num_slots, topk,  # of the cache, and of a list; None where there are pages
     # constants
     HEADS: gl.constexpr,  # query heads of a program: 64, or with SWAP 16 or 32
     SWAP: gl.constexpr,  # whether heads are columns
@@ -128,13 +155,14 @@ def latent_hopper_kernel(
     HEAD: gl.constexpr = 1 if SWAP else 0  # axis
     TOKEN: gl.constexpr = 1 - HEAD
     OF_HEADS: gl.constexpr = gl.SliceLayout(TOKEN, SCORES)
+    OF_TOKENS: gl.constexpr = gl.SliceLayout(HEAD, SCORES)
     dtype: gl.constexpr = p_cache.dtype.element_ty
     gl.inline_asm_elementwise("griddepcontrol.wait; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     first_head = gl.program_id(0) * HEADS
     i_split = gl.program_id(1)
     OF_SEQS: gl.constexpr = gl.BlockedLayout([1], [32], [num_warps], [0])
     tile, last, total, ranges, i_seq, seq_begin = _find_range(
-        p_seq_lens, num_seqs, num_splits, i_split, BLOCK_S, OF_SEQS
+        p_seq_lens, topk, num_seqs, num_splits, i_split, BLOCK_S, OF_SEQS
     )
     s_q = gl.allocate_shared_memory(dtype, [HEADS, _RANK], SHARED)
     s_q_rope = gl.allocate_shared_memory(dtype, [HEADS, _ROPE], SHARED)
@@ -143,7 +171,7 @@ def latent_hopper_kernel(
     s_w = gl.allocate_shared_memory(dtype, [HEADS, _TILE], SHARED)
 
     while tile < last:
-        seq_len = gl.load(p_seq_lens + i_seq).to(gl.int32)
+        seq_len = topk if p_seq_lens is None else gl.load(p_seq_lens + i_seq).to(gl.int32)
         seq_end = seq_begin + _count_tiles(seq_len)
         until = gl.minimum(seq_end, last)
         first_split = (((seq_begin + 1).to(gl.int64) * ranges - 1) // total).to(gl.int32)  # as splits_of_range
@@ -172,11 +200,11 @@ def latent_hopper_kernel(
         for ahead in gl.static_range(2):
             _begin_copy(
                 s_latent.index(ahead), p_cache, stride_cb, stride_ct, i_block, begin + ahead, end, seq_len, block_size,
-                0, _RANK, WHOLE_TILES, LATENT,
+                num_slots, 0, _RANK, WHOLE_TILES, LATENT,
             )  # fmt: skip
             _begin_copy(
                 s_rope.index(ahead), p_cache, stride_cb, stride_ct, i_turned, begin + ahead, end, seq_len, block_size,
-                _RANK, _ROPE, WHOLE_TILES, TURNED,
+                num_slots, _RANK, _ROPE, WHOLE_TILES, TURNED,
             )  # fmt: skip
             cp.commit_group()
             i_block = _load_pages(p_pages, begin + ahead + 1, end, seq_len, block_size, WHOLE_TILES, LATENT)
@@ -193,6 +221,10 @@ def latent_hopper_kernel(
             acc = gl.full([HEADS, _RANK], 0.0, gl.float32, layout=ACC)
         weights = zeros  # the sum of weights, before it is taken over tokens
         for i_tile in range(begin, end):
+            m_t = i_tile * _TILE + o_t < seq_len
+            if block_size is None:
+                i_slot = _load_slots(p_pages, i_tile, seq_len, OF_TOKENS)
+                m_t = gl.expand_dims((i_slot >= 0) & (i_slot < num_slots), HEAD)
             latent = s_latent.index((i_tile - begin) & 1)
             rope = s_rope.index((i_tile - begin) & 1)
             cp.wait_group(1)
@@ -205,7 +237,7 @@ def latent_hopper_kernel(
                 b_s = warpgroup_mma(s_q, latent.permute((1, 0)), zeros, use_acc=False, is_async=True)
                 b_s = warpgroup_mma(s_q_rope, rope.permute((1, 0)), b_s, is_async=True)
             b_s = warpgroup_mma_wait(0, deps=[b_s]) * scale
-            b_s = gl.where(i_tile * _TILE + o_t < seq_len, b_s, float("-inf"))
+            b_s = gl.where(m_t, b_s, float("-inf"))
             new_max = gl.maximum(row_max, gl.max(b_s, axis=TOKEN))
             ref = gl.where(new_max == float("-inf"), 0.0, new_max)
             alpha = gl.exp2(row_max - ref)
@@ -227,11 +259,11 @@ def latent_hopper_kernel(
             _barrier()
             _begin_copy(
                 latent, p_cache, stride_cb, stride_ct, i_block, i_tile + 2, end, seq_len, block_size,
-                0, _RANK, WHOLE_TILES, LATENT,
+                num_slots, 0, _RANK, WHOLE_TILES, LATENT,
             )  # fmt: skip
             _begin_copy(
                 rope, p_cache, stride_cb, stride_ct, i_turned, i_tile + 2, end, seq_len, block_size,
-                _RANK, _ROPE, WHOLE_TILES, TURNED,
+                num_slots, _RANK, _ROPE, WHOLE_TILES, TURNED,
             )  # fmt: skip
             cp.commit_group()
             i_block = _load_pages(p_pages, i_tile + 3, end, seq_len, block_size, WHOLE_TILES, LATENT)

@@ -68,6 +68,34 @@ def _plan(gpu: GpuLimits | None, num_q_heads: int) -> _Plan:
     return _Plan(block_m, 64, 8, 2, 1)
 
 
+def _plan_lists(gpu: GpuLimits | None, num_heads: int, *, has_scales: bool) -> _Plan:
+    """As ``_plan``, with blocks of two sizes. Rows of 8 bits pass registers, of which a program then has all."""
+    if gpu is None or not gpu.is_hopper:
+        return _plan(gpu, num_heads)
+    plan = _plan(gpu, LEAST_FOR_DOT if num_heads <= LEAST_FOR_DOT else _MOST_HEADS)
+    return plan._replace(tile=32, num_warps=8, num_stages=3, fill=1) if has_scales else plan
+
+
+def _check_blocks(tile: int, block_m: int) -> None:
+    for name, value in (("tile", tile), ("block_m", block_m)):
+        check_power_of_two(name, value)
+        if value < LEAST_FOR_DOT:
+            raise ValueError(f"{name}={value} must be at least {LEAST_FOR_DOT}, as tl.dot wants it; choose 16 or 32")
+
+
+def _fitting(gpu: GpuLimits, tile: int, num_stages: int, block_m: int, columns: int) -> tuple[int, int]:
+    """As far as they fit into shared memory. One tile serves as K and V, so that a token has its row once."""
+
+    def most(tile: int) -> int:
+        return tiles_in_shared_memory(gpu, rows=block_m, columns=columns, tile=tile, row_bytes=2 * columns, itemsize=2)
+
+    while tile > LEAST_FOR_DOT and most(tile) < 1:
+        tile //= 2
+    while num_stages > 1 and num_tiles(gpu, rows=block_m, num_stages=num_stages) > most(tile):
+        num_stages -= 1
+    return tile, num_stages
+
+
 def latent_decode(
     q: Tensor,
     kv_cache: Tensor,
@@ -126,26 +154,13 @@ def latent_decode(
     tile = plan.tile if tile is None else tile
     num_warps = plan.num_warps if num_warps is None else num_warps
     num_stages = plan.num_stages if num_stages is None else num_stages
-    for name, value in (("tile", tile), ("block_m", block_m)):
-        check_power_of_two(name, value)
-        if value < LEAST_FOR_DOT:
-            raise ValueError(f"{name}={value} must be at least {LEAST_FOR_DOT}, as tl.dot wants it; choose 16 or 32")
+    _check_blocks(tile, block_m)
     check_launch(num_warps, num_stages)
     check_positive("fill", 1 if fill is None else fill)
     rope_size = sizes["head_size"] - v_head_size
     block_r, block_p = (block_columns(size, block_m) for size in (v_head_size, max(1, rope_size)))
     if gpu is not None:
-        # One tile serves as K and V, so that a token has that row once.
-        def most(tile: int) -> int:
-            columns = block_r + block_p
-            return tiles_in_shared_memory(
-                gpu, rows=block_m, columns=columns, tile=tile, row_bytes=2 * columns, itemsize=2
-            )
-
-        while tile > LEAST_FOR_DOT and most(tile) < 1:
-            tile //= 2
-        while num_stages > 1 and num_tiles(gpu, rows=block_m, num_stages=num_stages) > most(tile):
-            num_stages -= 1
+        tile, num_stages = _fitting(gpu, tile, num_stages, block_m, block_r + block_p)
     head_blocks = triton.cdiv(num_q_heads, block_m)
     tiles = triton.cdiv(block_table.shape[1] * block_size, tile)
     if num_splits is not None or 4 * num_seqs * head_blocks >= 3 * processors:  # whole sequences nearly fill the GPU
@@ -184,7 +199,7 @@ def latent_decode(
             chunk = min(_COMBINED_ELEMENTS // columns, triton.next_power_of_2(num_splits))
             combine_partials_kernel[(num_seqs * num_q_heads, triton.cdiv(v_head_size, columns))](
                 *lengths, *partials, *results, None, 0, None, 0, num_splits, num_q_heads, v_head_size, None, TILE=tile,
-                BLOCK_DV=columns, CHUNK=chunk, SHARED_OUT=balanced, PDL=pdl,
+                BLOCK_DV=columns, CHUNK=chunk, SHARED_OUT=balanced, PDL=pdl, HEADS=1,
                 num_warps=_WARPS_OF_COMBINATION, **dependent,
             )  # fmt: skip
     return out, lse
@@ -205,8 +220,11 @@ def sparse_decode(
     *,
     scales: Tensor | None = None,
     topk_length: Tensor | None = None,
-    tile: int = 32,
-    block_m: int = LEAST_FOR_DOT,
+    num_splits: int | None = None,
+    tile: int | None = None,
+    block_m: int | None = None,
+    num_warps: int | None = None,
+    num_stages: int | None = None,
 ) -> None:
     """Attention of each query token to the slots that its list names, into ``out [tokens, num_heads, rank]``.
 
@@ -216,12 +234,13 @@ def sparse_decode(
     former is the value. ``lse [tokens, num_heads]``: float32, natural logarithm, contiguous. 0 and -inf for a token
     whose list names none. ``scales [num_slots, 1, ceil(rank / 128)]``, float32: ``latents`` are float8 and are
     multiplied with these. ``topk_length [tokens]``, contiguous: how many places of a list count, the others are not
-    read. ``tile``: places of a list per step. Last dimensions are contiguous. Raises ValueError.
+    read. ``num_splits``: programs that share a list, at most; ``tile``: places of a list per step, ``block_m``: query
+    heads of a program, both powers of two of at least 16. ``tile`` and ``num_stages`` are taken as far as they fit into
+    the GPU's shared memory. What is not given is chosen by the GPU and the shapes. Last dimensions are contiguous.
+    Raises ValueError.
     """
-    check_power_of_two("tile", tile)
-    check_power_of_two("block_m", block_m)
     rows, num_heads, head_size = q.shape
-    rank, rope_size = latents.shape[-1], ropes.shape[-1]
+    rank, rope_size, topk = latents.shape[-1], ropes.shape[-1], indices.shape[1]
     last = {"q": q, "latents": latents, "ropes": ropes, "indices": indices, "out": out}
     for name, tensor in last.items():
         if tensor.stride(-1) != 1:
@@ -231,15 +250,62 @@ def sparse_decode(
             f"q.shape[2]={head_size} must be {rank} + {rope_size}, those of latents and ropes, and "
             f"out.shape[2]={out.shape[-1]} the former"
         )
+    lse = torch.empty((rows, num_heads), dtype=torch.float32, device=q.device) if lse is None else lse
+    gpu = gpu_at(q.device)
+    processors = _PROCESSORS_OF_A_CPU if gpu is None else gpu.processors
+    given = (scales, num_splits, tile, block_m, num_warps, num_stages)
+    if all(one is None for one in given) and _lie_together(latents, ropes):
+        tensors = {"q": q, "kv_cache": latents, "block_table": indices, "out": out, "lse": lse}
+        tensors |= {} if topk_length is None else {"seq_lens": topk_length}
+        sizes = {"num_seqs": rows, "num_q_heads": num_heads, "head_size": head_size, "v_head_size": rank}
+        if is_for_hopper(gpu, tensors, sizes):
+            launch_on_hopper(tensors, sizes, scale, processors)
+            return
+    plan = _plan_lists(gpu, num_heads, has_scales=scales is not None)
+    block_m = plan.block_m if block_m is None else block_m
+    tile = plan.tile if tile is None else tile
+    num_warps = plan.num_warps if num_warps is None else num_warps
+    num_stages = plan.num_stages if num_stages is None else num_stages
+    _check_blocks(tile, block_m)
+    check_launch(num_warps, num_stages)
     block_r, block_p = (block_columns(size, block_m) for size in (rank, max(1, rope_size)))
+    if gpu is not None:
+        tile, num_stages = _fitting(gpu, tile, num_stages, block_m, block_r + block_p)
+    head_blocks = triton.cdiv(num_heads, block_m)
+    if num_splits is None:
+        num_splits, _ = plan_splits(rows, head_blocks, triton.cdiv(topk, tile), processors, plan.fill, False)
+    check_positive("num_splits", num_splits)
+    num_splits = max(1, min(num_splits, triton.cdiv(topk, tile)))
+    check_grid("num_splits", num_splits, "use 64")
+    of_states = (rows, num_heads, num_splits) if num_splits > 1 else (0,)
+    partials = [
+        torch.empty(shape, dtype=torch.float32, device=q.device) for shape in ((*of_states, rank), of_states, of_states)
+    ]
+    pdl = gpu is not None and gpu.is_hopper
+    dependent = {"launch_pdl": True} if pdl else {}
     with on_device_of(q):
-        sparse_decode_kernel[(rows, triton.cdiv(num_heads, block_m))](
-            q, q.stride(0), q.stride(1), latents, latents.stride(0), ropes, ropes.stride(0),
+        sparse_decode_kernel[(rows * head_blocks, num_splits)](
+            q, *q.stride()[:2], latents, latents.stride(0), ropes, ropes.stride(0),
             scales, 0 if scales is None else scales.stride(0), indices, indices.stride(0),
-            indices if topk_length is None else topk_length, out, out.stride(0), out.stride(1), lse, float(scale),
-            num_heads, len(latents), indices.shape[1], int(topk_length is not None), rank, rope_size,
-            SCALED=_SCALED, TILE=tile, BLOCK_M=block_m, BLOCK_R=block_r, BLOCK_P=block_p, HAS_ROPE=rope_size > 0,
+            indices if topk_length is None else topk_length, out, *out.stride()[:2], lse, *partials, float(scale),
+            num_heads, len(latents), topk, num_splits, int(topk_length is not None), RANK=rank, ROPE=rope_size,
+            SCALED=_SCALED, TILE=tile, BLOCK_M=block_m, BLOCK_R=block_r, BLOCK_P=block_p, PDL=pdl,
+            num_warps=num_warps, num_stages=num_stages, **dependent,
         )  # fmt: skip
+        if num_splits > 1:
+            columns = min(block_r, _COMBINED_COLUMNS)
+            chunk = min(_COMBINED_ELEMENTS // columns, triton.next_power_of_2(num_splits))
+            combine_partials_kernel[(rows * num_heads, triton.cdiv(rank, columns))](
+                topk_length, 1, *partials, None, out, *out.stride(), lse, *lse.stride(), None, 0, None, 0,
+                num_splits, num_heads, rank, None, TILE=tile, BLOCK_DV=columns, CHUNK=chunk, SHARED_OUT=False, PDL=pdl,
+                HEADS=1, num_warps=_WARPS_OF_COMBINATION, **dependent,
+            )  # fmt: skip
+
+
+def _lie_together(latents: Tensor, ropes: Tensor) -> bool:
+    """Whether these are the first and the last numbers of the same rows."""
+    end = latents.data_ptr() + latents.shape[-1] * latents.element_size()
+    return ropes.data_ptr() == end and ropes.stride(0) == latents.stride(0) and ropes.dtype == latents.dtype
 
 
 def indexer_topk(scores: Tensor, lengths: Tensor, indices: Tensor, *, tile: int = 1024) -> None:

@@ -1,4 +1,7 @@
-"""When ``latent_decode`` goes to the kernel for Hopper, and how that is launched."""
+"""When ``latent_decode`` and ``sparse_decode`` go to the kernel for Hopper, and how that is launched.
+
+Lists of slots are a block table without a size of pages. If all of their places count, there are no ``seq_lens``.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +29,23 @@ _MOST_SEQUENCES = 4096
 _COMBINED_ELEMENTS = 8192
 """Of partial outputs, in one step of a program."""
 _COLUMNS = 512
+_MANY_HEADS = 64
+_COMBINING_PROGRAMS = 8
+"""A multiprocessor; a program has several rows before there are more. Of a large batch's sequences most are whole."""
 
 
 @cache
-def _kernel() -> Any | None:
-    """Gluon is no part of Triton before 3.4, and may change: without it ``latent_decode`` is as on other GPUs."""
+def _kernels() -> tuple[Any, Any] | None:
+    """For few heads and for many.
+
+    Gluon is no part of Triton before 3.4, and may change: without it ``latent_decode`` is as on other GPUs.
+    """
     try:
         from attnfuzz.kernels.latent.latent_hopper import latent_hopper_kernel
+        from attnfuzz.kernels.latent.latent_warps import latent_warps_kernel
     except (ImportError, AttributeError):
         return None
-    return latent_hopper_kernel
+    return latent_hopper_kernel, latent_warps_kernel
 
 
 def is_for_hopper(gpu: GpuLimits | None, tensors: Mapping[str, Tensor], sizes: Mapping[str, int]) -> bool:
@@ -53,11 +63,11 @@ def is_for_hopper(gpu: GpuLimits | None, tensors: Mapping[str, Tensor], sizes: M
         and all(stride * one.element_size() % _BYTES_OF_A_COPY == 0 for stride in one.stride()[:-1])
         for one in rows
     )
-    are_slow = tensors["kv_cache"].shape[1] < _SMALL_PAGE or _room(tensors) <= _FEW_TILES
+    are_slow = sizes.get("block_size", _SMALL_PAGE) < _SMALL_PAGE or _room(tensors) <= _FEW_TILES
     are_few = tensors["q"].shape[1] <= _FEW_HEADS and are_slow
-    are_plain = all(tensors[name].stride(-1) == 1 for name in ("block_table", "seq_lens", "out"))
+    are_plain = all(tensors[name].stride(-1) == 1 for name in ("block_table", "seq_lens", "out") if name in tensors)
     return (
-        are_whole and are_plain and not are_few and 0 < sizes["num_seqs"] <= _MOST_SEQUENCES and _kernel() is not None
+        are_whole and are_plain and not are_few and 0 < sizes["num_seqs"] <= _MOST_SEQUENCES and _kernels() is not None
     )
 
 
@@ -69,13 +79,11 @@ def _room(tensors: Mapping[str, Tensor]) -> int:
 
 def launch_on_hopper(tensors: Mapping[str, Tensor], sizes: Mapping[str, int], scale: float, processors: int) -> None:
     """Write ``out`` and ``lse``. A program for each multiprocessor, whose shared memory it fills."""
-    kernel: Any = _kernel()
-    q, cache, table, seq_lens = (tensors[name] for name in ("q", "kv_cache", "block_table", "seq_lens"))
-    out, lse = tensors["out"], tensors["lse"]
-    num_seqs, num_q_heads, block_size = sizes["num_seqs"], sizes["num_q_heads"], sizes["block_size"]
+    q, cache, table, out, lse = (tensors[name] for name in ("q", "kv_cache", "block_table", "out", "lse"))
+    num_seqs, num_q_heads, block_size = sizes["num_seqs"], sizes["num_q_heads"], sizes.get("block_size")
     # A program of 64 heads reads the cache for all of them; where there are fewer tiles than programs, more have some.
-    most = 64 if _room(tensors) > processors else 32
-    heads = next(few for few in (16, 32, 64) if few >= min(num_q_heads, most))
+    most = _MANY_HEADS if _room(tensors) > processors else 32
+    heads = next(few for few in (16, 32, _MANY_HEADS) if few >= min(num_q_heads, most))
     head_blocks = triton.cdiv(num_q_heads, heads)
     num_splits = max(1, processors // head_blocks)
     states = (num_q_heads, num_seqs + num_splits)
@@ -84,20 +92,32 @@ def launch_on_hopper(tensors: Mapping[str, Tensor], sizes: Mapping[str, int], sc
         torch.empty((num_seqs, 2), dtype=torch.int32, device=q.device),
     )
     results = (*out.stride(), lse, *lse.stride())
+    kernels = _kernels()
+    assert kernels is not None, "as is_for_hopper has it"
+    kernel, of_many = kernels
+    own: tuple[int | None, ...] = (None, None)
+    if block_size is None:
+        own = (len(cache), table.shape[1])
+    chosen = {"HEADS": heads, "SWAP": heads < _MANY_HEADS, "num_warps": 4 if heads < 32 else 8}
+    rows, together, most_states = num_seqs * num_q_heads, 1, 2 + 2 * triton.cdiv(num_splits, num_seqs)
+    if heads == _MANY_HEADS and block_size is not None:
+        kernel, own, chosen = of_many, (), {"num_warps": 8}
+        most_states = max(1, num_splits // num_seqs)  # of a sequence, if all are about as long
+        most_rows = max(1, rows // (_COMBINING_PROGRAMS * processors))
+        together = next(few for few in (8, 4, 2, 1) if few <= most_rows and num_q_heads % few == 0)
     # Programs of the second kernel that hold few states of a sequence have all columns of a row.
-    chunk = max(2, min(128, triton.next_power_of_2(2 + 2 * triton.cdiv(num_splits, num_seqs))))
+    chunk = max(2, min(128, triton.next_power_of_2(most_states)))
     columns = min(_COLUMNS, _COMBINED_ELEMENTS // chunk)
     with on_device_of(q):
         kernel[(head_blocks, num_splits)](
-            q, *q.stride()[:2], cache, *cache.stride()[:2], table, table.stride(0), seq_lens,
+            q, *q.stride()[:2], cache, *cache.stride()[:2], table, table.stride(0), tensors.get("seq_lens"),
             out, *out.stride()[:2], lse, *lse.stride(), *partials,
-            float(scale) * math.log2(math.e), num_seqs, num_splits, num_q_heads, block_size,
-            HEADS=heads, SWAP=heads < 64, WHOLE_TILES=block_size % _TILE == 0, BLOCK_S=sequences_counted(num_seqs),
-            num_warps=4 if heads < 64 else 8, enable_fp_fusion=False, launch_pdl=True,
+            float(scale) * math.log2(math.e), num_seqs, num_splits, num_q_heads, block_size, *own,
+            WHOLE_TILES=block_size is not None and block_size % _TILE == 0, BLOCK_S=sequences_counted(num_seqs),
+            **chosen, enable_fp_fusion=False, launch_pdl=True,
         )  # fmt: skip
-        combine_partials_kernel[(num_seqs * num_q_heads, _COLUMNS // columns)](
-            seq_lens, *seq_lens.stride(), *partials, out, *results, None, 0, None, 0,
-            states[1], num_q_heads, _COLUMNS, None,
-            TILE=_TILE, BLOCK_DV=columns, CHUNK=chunk, SHARED_OUT=True, PDL=True,
+        combine_partials_kernel[(rows // together, _COLUMNS // columns)](
+            None, 0, *partials, out, *results, None, 0, None, 0, states[1], num_q_heads, _COLUMNS, None,
+            TILE=_TILE, BLOCK_DV=columns, CHUNK=chunk, SHARED_OUT=True, PDL=True, HEADS=together,
             num_warps=2 if columns <= 128 else 4, launch_pdl=True,
         )  # fmt: skip

@@ -91,6 +91,7 @@ FAMILIES: dict[str, tuple[Any, Any, Any, int, int]] = {
 """Of each its planted kernels, the bundled ones, what is a small case, and how many cases either kind is asked."""
 PLANTED = [(family, bug) for family, (kernels, *_) in FAMILIES.items() for bug in kernels.PLANTED]
 RIGHT = [(family, name) for family in FAMILIES for name in ("right", f"{family}_eager", family)]
+RIGHT += [("sparse_decode", "sparse_decode_auto")]
 
 
 @pytest.mark.parametrize(("family", "bug"), PLANTED)

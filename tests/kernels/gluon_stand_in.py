@@ -66,7 +66,7 @@ class Shared:
         self.tensor.copy_(value)
 
     def load(self, _: Any) -> Tensor:
-        return self.tensor
+        return self.tensor.clone()
 
     def _reinterpret(self, dtype: torch.dtype, shape: Sequence[int], _: Any) -> Shared | Boxes:
         """Narrower tiles of the same numbers are boxes: all rows of the first columns, then those of the next."""
@@ -106,15 +106,15 @@ class Descriptor:
 class _Groups:
     """Groups of warps, each a thread, of which one runs at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_warps: int) -> None:
         self.turn = threading.Condition()
         self.waiting: dict[int, Callable[[], bool]] = {}
-        self.running, self.num_warps = 0, [0]
+        self.running, self.num_warps = 0, [num_warps]
         self.failure: BaseException | None = None
 
     def specialize(self, functions: Sequence[tuple[Any, Any]], workers: Sequence[int], _: Sequence[int]) -> None:
-        """Run all of them to their ends. The first has four warps."""
-        self.num_warps = [4, *workers]
+        """Run all of them to their ends. The first has the warps of the kernel."""
+        self.num_warps = [self.num_warps[0], *workers]
         self.waiting = dict.fromkeys(range(len(functions)), lambda: True)
         self.failure = None
         threads = [threading.Thread(target=self._run, args=(i, *each)) for i, each in enumerate(functions)]
@@ -151,7 +151,7 @@ class _Groups:
             with self.turn:
                 self.turn.wait_for(lambda: self.failure or (self.running == mine and mine not in self.waiting))
             if self.failure is None:
-                function(*args)
+                function(*(one.clone() if isinstance(one, Tensor) else one for one in args))
         except BaseException as error:  # noqa: BLE001 - told by the thread that waits for all
             self.failure = self.failure or error
         with self.turn:
@@ -189,7 +189,7 @@ _BARRIER = object()
 
 def run(module: str, kernel: str, grid: tuple[int, ...], *args: Any, **named: Any) -> None:
     """Run ``kernel`` of the module of that name on tensors and numbers."""
-    language, groups = _language(), _Groups()
+    language, groups = _language(), _Groups(named.get("num_warps", 4))
     barriers = _barriers(groups)
     gluon = ModuleType("gluon")
     gluon.jit, gluon.language = _jit, language  # type: ignore[attr-defined]
@@ -220,7 +220,10 @@ def run(module: str, kernel: str, grid: tuple[int, ...], *args: Any, **named: An
     assert spec is not None
     assert spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)
+    in_gluon = [name for name, one in sys.modules.items() if name.startswith("attnfuzz.") and hasattr(one, "gluon")]
     with patch.dict(sys.modules, stand_ins), patch("triton.experimental.gluon", gluon, create=True):
+        for name in in_gluon:  # whose functions the kernel uses
+            del sys.modules[name]
         spec.loader.exec_module(loaded)
     vars(loaded)["range"] = lambda *ends: map(torch.tensor, range(*map(int, ends)))
     pointers = [Pointer(one) if isinstance(one, Tensor) else one for one in args]
@@ -242,6 +245,7 @@ def _language() -> ModuleType:
     nothing = dict.fromkeys(
         (
             "BlockedLayout",
+            "DistributedLinearLayout",
             "DotOperandLayout",
             "NVMMADistributedLayout",
             "NVMMASharedLayout",

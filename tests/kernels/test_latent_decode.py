@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnfuzz.kernels.common.device import GpuLimits
+from attnfuzz.kernels.grouped.combine_partials import combine_partials_kernel
 from attnfuzz.kernels.latent import launch as latent_launch
 from attnfuzz.kernels.latent.launch import latent_decode
 
@@ -86,3 +87,27 @@ def test_as_the_wrapper_plans_it(paged_problem: Make) -> None:
 def test_a_program_takes_as_many_heads_as_registers_hold(gpu: GpuLimits, num_q_heads: int, heads: int) -> None:
     """The cache would be read up to eight times; elsewhere than on Hopper registers would not hold the accumulator."""
     assert latent_launch._plan(gpu, num_q_heads).block_m == heads
+
+
+def test_a_program_combines_several_heads_of_a_sequence() -> None:
+    """Heads after a program's first would get its states, or sequences that are whole be overwritten."""
+    heads, states, columns = 4, 5, 32
+    random = torch.Generator(torch.get_default_device()).manual_seed(3)
+    acc = torch.randn(heads, states, columns, generator=random)
+    row_max, exp_sum = torch.randn(heads, states, generator=random), torch.rand(heads, states, generator=random) + 1
+    shares = torch.tensor([[0, 3], [3, 1], [4, 0]], dtype=torch.int32)
+    results = []
+    for together in (1, 2, 4):
+        out, lse = torch.full((3, heads, columns), 7.0), torch.full((3, heads), 7.0)
+        combine_partials_kernel[(3 * heads // together, 1)](
+            shares, 1, acc, row_max, exp_sum, shares, out, *out.stride(), lse, *lse.stride(), None, 0, None, 0, states,
+            heads, columns, None, TILE=64, BLOCK_DV=columns, CHUNK=2, SHARED_OUT=True, PDL=False, HEADS=together,
+        )  # fmt: skip
+        results.append((out, lse))
+    weights = (row_max[:, :3] - row_max[:, :3].amax(1, keepdim=True)).exp()
+    expected = (weights[:, :, None] * acc[:, :3]).sum(1) / (weights * exp_sum[:, :3]).sum(1)[:, None]
+    torch.testing.assert_close(results[0][0][0], expected)
+    for out, lse in results:
+        assert torch.equal(out, results[0][0])
+        assert torch.equal(lse, results[0][1])
+        assert (out[1:] == 7).all()

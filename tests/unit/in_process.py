@@ -37,16 +37,18 @@ def attnfuzz(*arguments: object, cwd: Path, **variables: str) -> subprocess.Comp
 
 
 @contextlib.contextmanager
-def ending_after(cases: int) -> Iterator[None]:
+def ending_after(cases: int, *, kernels: int | None = None) -> Iterator[None]:
     """Campaigns end as if their budget were spent once each kernel has been judged in ``cases``, however long it takes.
 
-    A budget in seconds is waited for on a fast machine, and is too short on a slow one.
+    Or so many ``kernels``, where others cannot be. A budget in seconds is waited for on a fast machine, and is too
+    short on a slow one.
     """
     asked = Coordinator._reason_to_stop
 
     def reason_to_stop(coordinator: Coordinator, interrupts: Interrupts) -> StopReason | None:
         statistics = coordinator._statistics
-        if all(kernel.cases >= cases for kernel in statistics.kernels.values()):
+        asked_for = len(statistics.kernels) if kernels is None else kernels
+        if sum(kernel.cases >= cases for kernel in statistics.kernels.values()) >= asked_for:
             statistics.deadline = min(statistics.deadline, time.monotonic())
         return asked(coordinator, interrupts)
 

@@ -118,11 +118,11 @@ def test_waiting_for_another_ones_build_is_no_hang(
     lock = str(tmp_path / "lock")
     with Executor(zygote) as first, Executor(zygote) as second:
         builder = threading.Thread(
-            target=call, args=(first, "build_behind_lock", (lock, 4.0)), kwargs={"timeout_s": 20}
+            target=call, args=(first, "build_behind_lock", (lock, 2.5)), kwargs={"timeout_s": 20}
         )
         builder.start()
         time.sleep(0.7)
-        assert call(second, "wait_for_lock", (lock, poll_s), timeout_s=2.0) == "locked"
+        assert call(second, "wait_for_lock", (lock, poll_s), timeout_s=1.0) == "locked"
         assert second.restarts == 0
         builder.join()
 

@@ -81,9 +81,11 @@ def test_gluon_is_changed_where_it_runs() -> None:
     """159 mutants would survive each run on a CPU, whose interpreter runs no Gluon."""
     on_gpu = mutants_of([declared("latent_grouped_auto")], device="cuda")
     on_cpu = mutants_of([declared("latent_grouped_auto")])
-    assert {"latent_hopper_kernel", "latent_decode_kernel"} <= {mutant.function for mutant in on_gpu}
+    assert {"latent_hopper_kernel", "latent_warps_kernel", "latent_decode_kernel"} <= {
+        mutant.function for mutant in on_gpu
+    }
     assert "latent_decode_kernel" in {mutant.function for mutant in on_cpu}
-    assert not [mutant for mutant in on_cpu if mutant.path.name == "latent_hopper.py"]
+    assert not [mutant for mutant in on_cpu if mutant.path.name in ("latent_hopper.py", "latent_warps.py")]
 
 
 def test_source_that_cannot_be_read(tmp_path: Path) -> None:

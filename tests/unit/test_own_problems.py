@@ -30,6 +30,7 @@ from attnfuzz.strategies.decisions import Decisions
 from attnfuzz.testing.loading import shared_runner
 from tests.unit import rope_append_kernels as rope_append
 from tests.unit.in_process import attnfuzz as run_command
+from tests.unit.in_process import ending_after
 from tests.unit.named_features import words
 
 KERNELS = Path(rope_append.__file__)
@@ -530,4 +531,5 @@ def check_others_are_searched(folder: Path, device: str, budget: str) -> None:
 
 def test_a_problem_that_raises_costs_its_kernels_alone(tmp_path: Path) -> None:
     """One mistake in a user's `write` would end the search of all kernels, or one case of it that of the rest."""
-    check_others_are_searched(tmp_path, "cpu", "8s")
+    with ending_after(cases=3, kernels=2):
+        check_others_are_searched(tmp_path, "cpu", "60s")
