@@ -179,5 +179,5 @@ def launch_on_hopper(
             BLOCK_S=max(_LEAST_COUNTED, triton.next_power_of_2(num_seqs)),
             SAME_STRIDES=strides.k[:2] == strides.v[:2], BY_TMA=boxes is not None,
             **(_NO_BOXES if boxes is None else boxes._asdict()), **chosen,
-            AFTER_DECODES=False, num_warps=4,
+            num_warps=4,
         )  # fmt: skip

@@ -512,7 +512,6 @@ def q_block_hopper_kernel(
     # BY_TMA: descriptors of the caches as [rows, columns], and where a page, and a head, begins in these
     d_k, d_v, rows_b, rows_h, columns_h,
     BY_TMA: gl.constexpr,
-    AFTER_DECODES: gl.constexpr,  # whether launched with programmatic dependent launch after ``grouped_decode``
 ):  # fmt: skip
     SHARED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
@@ -589,6 +588,3 @@ def q_block_hopper_kernel(
             [4, 4],
             [REGISTERS, REGISTERS_P],
         )  # fmt: skip
-    if AFTER_DECODES:
-        # Those have waited for all that came before them, and this waits for their end, for whatever comes after.
-        gl.inline_asm_elementwise("griddepcontrol.wait; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)

@@ -80,7 +80,7 @@ def test_what_it_computes(
         GROUP=group, HEAD_SIZE=head_size, TILE=tile, STAGES=stages, CONSUMERS=2,
         PAGE=0 if block_size & (block_size - 1) or block_size < 16 else min(block_size, tile),
         BLOCK_SIZE=0 if block_size & (block_size - 1) else block_size,
-        BLOCK_S=32, SAME_STRIDES=True, PINGPONG=1, REGISTERS=0, REGISTERS_P=0, BY_TMA=by_tma, AFTER_DECODES=False,
+        BLOCK_S=32, SAME_STRIDES=True, PINGPONG=1, REGISTERS=0, REGISTERS_P=0, BY_TMA=by_tma,
         d_k=d_k, d_v=d_v, rows_b=block_size, rows_h=0, columns_h=head_size,
     )  # fmt: skip
     for i, length in enumerate(lens):
