@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -232,6 +235,15 @@ def run(module: str, kernel: str, grid: tuple[int, ...], *args: Any, **named: An
     for place in itertools.product(*map(range, grid)):
         language.program_id = [torch.tensor(i) for i in place].__getitem__  # type: ignore[attr-defined]
         getattr(loaded, kernel)(*pointers, **named)
+
+
+def compiled(script: str, folder: Path) -> list[tuple[str, int]]:
+    """What a ``script`` prints of kernels that it has compiled in ``folder``: name and shared memory of each."""
+    own = {"TRITON_INTERPRET": "0", "TRITON_DUMP_PTXAS_LOG": "1", "TRITON_CACHE_DIR": str(folder)}
+    command = [sys.executable, "-c", script]
+    run = subprocess.run(command, env=os.environ | own, capture_output=True, text=True, timeout=600, check=False)
+    assert run.returncode == 0, run.stderr
+    return [(kernel, int(shared)) for kernel, shared in map(str.split, run.stdout.splitlines())]
 
 
 def combined(acc: Tensor, row_max: Tensor, exp_sum: Tensor) -> tuple[Tensor, Tensor]:
