@@ -85,7 +85,8 @@ def _load_ids(
     for i in gl.static_range(TILE // (PAGE if PAGE > 0 else CHUNK)):
         i_first = i_t + i * (PAGE if PAGE > 0 else CHUNK)
         i_page = i_first // BLOCK_SIZE if BLOCK_SIZE > 0 else i_first // block_size
-        ids = ids + (gl.load(p_pages + i_page, mask=(i_first < end) & (i_first >= 0), other=0),)  # type: ignore[assignment]  # noqa: RUF005
+        b_ids = gl.load(p_pages + i_page, mask=(i_first < end) & (i_first >= 0), other=0)
+        ids = ids + (b_ids,)  # type: ignore[assignment]  # noqa: RUF005 - Gluon unpacks no tuple, and lets it grow
     return ids
 
 
