@@ -341,6 +341,11 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
         """Whether it is known to round, or to have offsets that are too narrow."""
         return bool(self.mistakes) and all(mistake_of(one).is_of_luck for one in self.mistakes)
 
+    @property
+    def is_of_all_reads(self) -> bool:
+        """Whether pages are read where no table said, so that whatever lies there is read, and shows in any way."""
+        return self.mistakes == {_PAGE_IDS}
+
     def is_in_formula_beside(self, fault: Bug) -> bool:
         """Whether its numbers are those of a mistake in the formula, of a part that ``fault`` is not about.
 
@@ -513,7 +518,7 @@ def _reads_anywhere(one: Bug, other: Bug) -> bool:
         return False
     if one.mistakes == {PAST_THE_END}:
         return other.symptom.is_fault and not kernel_parts(one.features | other.features)
-    return one.mistakes == {_PAGE_IDS}
+    return one.is_of_all_reads
 
 
 class KnownBugs:
