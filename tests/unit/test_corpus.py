@@ -1,4 +1,4 @@
-"""attnfuzz.corpus: regression files are written completely, read strictly and never changed by reading."""
+"""Saved cases, those that older versions wrote among them."""
 
 from __future__ import annotations
 
@@ -285,3 +285,43 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path: Path, name: str, reason: 
     (tmp_path / "large.json").write_bytes(b" " * (MAX_FILE_BYTES + 1))
     with pytest.raises(RegressionError, match=re.escape(f"{printable(str(tmp_path / name))} {reason}")):
         load_regression(tmp_path / name)
+
+
+ROOT = Path(__file__).parents[2]
+WRITTEN_BEFORE = sorted((Path(__file__).parent / "formats").glob("regression-*.json"))
+"""As written by the attnfuzz of the day in the name. Files are added when the format grows, and never changed."""
+
+
+def lost(before: Any, after: Any, place: str = "$") -> list[str]:
+    """Where ``after`` does not say what ``before`` says."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        return [one for key in before for one in lost(before[key], after.get(key), f"{place}.{key}")]
+    return [] if before == after else [place]
+
+
+@pytest.mark.parametrize("path", WRITTEN_BEFORE, ids=lambda path: path.stem)
+def test_what_older_versions_wrote_is_read(path: Path) -> None:
+    """A saved case that cannot be read, or has lost a part, protects nobody any more."""
+    data = path.read_bytes()
+    read = decode_regression(data, path.name)
+    written = encode_regression(read)
+    assert lost(json.loads(data), json.loads(written)) == []
+    assert decode_regression(written, path.name) == read
+
+
+def test_files_of_the_past_say_all_that_a_regression_can() -> None:
+    """A field that none of them has could be renamed unnoticed."""
+    documents = [json.loads(path.read_bytes()) for path in WRITTEN_BEFORE]
+    said = {key for document in documents for key in document}
+    assert said >= {"preceding", "assumed", "assumed_numerics", "fields", "finding", "status", "note", "environment"}
+    said = {key for document in documents for key in document["finding"]}
+    assert said >= {"failed", "runs", "tensor", "cause", "maybe", "blame", "also", "remedy"}
+
+
+def test_every_format_has_its_promise() -> None:
+    """Whoever keeps a file could not know for how long."""
+    source = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "attnfuzz").rglob("*.py")))
+    named = set(re.findall(r"attnfuzz\.[a-z-]+/\d+", source)) | {"attnfuzz.regression/1"}
+    page = (ROOT / "docs" / "versions.md").read_text(encoding="utf-8")
+    promised = re.findall(r"`(attnfuzz\.[a-z-]+/\d+)`", page)
+    assert sorted(promised) == sorted(named)

@@ -1,19 +1,27 @@
-"""The hunt for a mutant: its cases, and the process that confirms it."""
+"""Hunting a mutant, what counts as a kill, and the score."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from attnfuzz.declaration import Declaration, KernelLoadError
+from attnfuzz.isolation.outcomes import ServiceError
 from attnfuzz.judging.runner import Runner
 from attnfuzz.mutation.hunting import CaseStream, Hunt, Hunter, spare_runner
-from attnfuzz.problems.cases import encode_case
+from attnfuzz.mutation.killers import Command, never_runs
+from attnfuzz.mutation.mutants import Kill, Mutant, MutantOutcome, Score
+from attnfuzz.problems.cases import MergeStatesCase, encode_case
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Supports
+from attnfuzz.verdict import Failure, Verdict
 
 ANY = Declaration(name="k", problem="dense_decode", target="k")
 FEW = Declaration(
@@ -117,3 +125,102 @@ def test_a_hunt_confirms_in_its_spare(runner: Runner, kernel: Declaration) -> No
     assert "in process" in hunted.kill.failure.message != told(runner, kernel)
     assert 0 < hunted.kill.first_seen_s < hunted.kill.seconds
     assert runner.restarts == 0
+
+
+DECLARATION = Declaration(name="kernel", problem="merge_states")
+RAISES = Verdict(failure=Failure(oracle="exception", kind="TypeError", message="the kernel raised TypeError"))
+WRONG = Verdict(failure=Failure(oracle="accuracy", kind="out", message="out is wrong"))
+
+
+class Executor:
+    """In place of a runner: answers, or fails as the framework does, in this order."""
+
+    def __init__(self, answers: Sequence[Verdict | ServiceError]) -> None:
+        self._answers = list(answers)
+
+    def judge(self, *arguments: Any, **named: Any) -> Verdict:
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(answer, ServiceError):
+            raise answer
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        ([RAISES], "the kernel raised TypeError"),
+        ([RAISES, WRONG], None),
+        ([RAISES, Verdict()], None),
+        ([RAISES, ServiceError("unknown parameter type")], None),
+    ],
+    ids=["never", "wrong", "right", "damaged"],
+)
+def test_only_what_raises_everywhere_never_runs(answers: list[Verdict | ServiceError], said: str | None) -> None:
+    """Code that is broken in some cases would not count, or one that spoils its process end in an error."""
+    executor = cast(Runner, Executor(answers))
+    stream = SimpleNamespace(take=lambda start, count: [MergeStatesCase(num_q_heads=1, head_size=8, num_tokens=1)])
+    hunter = cast(Hunter, SimpleNamespace(streams={DECLARATION.target: stream}))
+    assert never_runs(executor, hunter, [DECLARATION]) == said
+
+
+def python(code: str, name: str = "") -> Command:
+    """A command that runs ``code``; with ``name`` among its words."""
+    return Command(shlex.join([sys.executable, "-c", code, name]))
+
+
+@pytest.mark.parametrize(
+    ("status", "is_pytest", "ended"),
+    [(0, True, "passed"), (1, True, "failed"), (2, True, "error"), (5, True, "error"), (3, False, "failed")],
+)
+def test_exit_status(tmp_path: Path, status: int, is_pytest: bool, ended: str) -> None:
+    """A run that collected nothing would count as a kill, or a failing script as something unknown."""
+    run = python(f"print('said'); raise SystemExit({status})", "pytest" * is_pytest).run(tmp_path / "o.json")
+    assert (run.ended, run.tail) == (ended, "said")
+
+
+def test_a_crash_is_a_kill(tmp_path: Path) -> None:
+    """A mutant that takes the tests' process down would survive."""
+    assert python("import os; os.abort()", "pytest").run(tmp_path / "o.json").ended == "failed"
+
+
+def test_a_hang_is_ended(tmp_path: Path) -> None:
+    """A mutant that never ends would stop the measurement."""
+    command = python("import time; time.sleep(600)")
+    command.limit_s = 0.5
+    assert command.run(tmp_path / "o.json").ended == "late"
+
+
+@pytest.mark.parametrize(("line", "problem"), [("", "needs a command"), ("'", "quote it"), ("/nowhere/x", "started")])
+def test_no_command(tmp_path: Path, line: str, problem: str) -> None:
+    """A mistake on the command line would end in a traceback."""
+    with pytest.raises(KernelLoadError, match=problem):
+        Command(line).run(tmp_path / "o.json")
+
+
+KILLS = (
+    Kill(by="accuracy", seconds=1.0),
+    Kill(by="dead_memory", seconds=3.0),
+    Kill(by="dead_memory", seconds=2.0),
+    Kill(by="hang", seconds=9.0),
+)
+
+
+def pair(outcome: MutantOutcome, operator: str = "store") -> tuple[Mutant, MutantOutcome]:
+    return Mutant(operator, Path("file.py"), "f", 1, ("a",), ("b",), b"", ()), outcome
+
+
+def score() -> Score:
+    others = [pair(MutantOutcome(status=status)) for status in ("survived", "equivalent", "stillborn", "error")]
+    return Score([*(pair(MutantOutcome(status="killed", kill=kill), "sign") for kill in KILLS), *others])
+
+
+def test_only_mutants_that_could_be_killed_count() -> None:
+    """Code that never runs, or an argument, would raise or lower the score."""
+    assert score().share == 4 / 5
+    assert (score().median_s, score().longest_s) == (2.5, 9.0)
+    assert {name: part.share for name, part in score().by_operator().items()} == {"sign": 1.0, "store": 0.0}
+
+
+def test_what_killed_is_counted() -> None:
+    """Nobody would see which oracles a suite of mutants leaves idle."""
+    assert score().by_killer() == [("dead_memory", 2), ("accuracy", 1), ("hang", 1)]

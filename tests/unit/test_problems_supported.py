@@ -1,14 +1,20 @@
-"""Whether a case may be given to a kernel."""
+"""What kernels declare, and which cases follow from that."""
 
 from __future__ import annotations
 
+import math
+import sys
+from subprocess import run
 from typing import Any
 
 import msgspec
 import pytest
+import torch
 
+import attnfuzz
 from attnfuzz.cases.supported import adapt_options, supports_case, translate, why_unsupported
 from attnfuzz.problems.cases import Case, MergeStatesCase, Problem
+from attnfuzz.problems.declared_numerics import FixedTolerance, Numerics
 from attnfuzz.problems.recipes import Pages
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Supports
@@ -161,3 +167,98 @@ def test_empty_states_are_marked_as_the_kernel_takes_them() -> None:
     assert found is not None
     assert getattr(found.case, "lse_pairs", None) == (("finite", "-inf"), ("-inf", "high"))
     assert found.changes == ("LSE as TH", "empty states as -inf")
+
+
+@pytest.mark.parametrize("name", ["empty_sequences", "deterministic", "batch_invariant", "graph_replay"])
+def test_promises_are_true_or_false(name: str) -> None:
+    """ "no" would count as a promise, and the kernel be blamed for not keeping it."""
+    promise: dict[str, Any] = {name: "no"}
+    with pytest.raises(ValueError, match=rf"Supports\({name}='no'\): must be True or False"):
+        attnfuzz.Supports(**promise)
+
+
+@pytest.mark.parametrize("declared", [{"empty_state_outputs": "nan"}, {"empty_state_lse": "-inf"}, {"strides": "gaps"}])
+def test_contracts_are_one_of_a_few_words(declared: dict[str, Any]) -> None:
+    """A misspelt contract would be held to be the default."""
+    with pytest.raises(ValueError, match=rf"Supports\({next(iter(declared))}="):
+        attnfuzz.Supports(**declared)
+
+
+def test_what_was_saved_before_a_field_came_is_read() -> None:
+    """A campaign begun with an older version could not be resumed."""
+    new = {"empty_state_outputs", "empty_state_lse"}
+    saved = {
+        name: value for name, value in msgspec.to_builtins(attnfuzz.Supports(strides="any")).items() if name not in new
+    }
+    assert msgspec.convert(saved, attnfuzz.Supports) == attnfuzz.Supports(strides="any")
+
+
+def test_a_graph_is_promised_by_those_only_who_say_so() -> None:
+    """Kernels that wait for the device, as many do, would all fail."""
+    assert not attnfuzz.Supports().graph_replay
+
+
+@pytest.mark.parametrize("sizes", ["some", (), (0,), (2048,), [64], None])
+def test_sizes_of_v_are_equal_any_or_numbers(sizes: Any) -> None:
+    """Cases would be drawn for a kernel by a word that means nothing."""
+    with pytest.raises(ValueError, match=r"Supports\(v_head_sizes"):
+        attnfuzz.Supports(v_head_sizes=sizes)
+
+
+def test_a_default_that_is_passed_is_a_promise() -> None:
+    """Who writes down that sequences may be empty would have it inferred that they may not."""
+    said = Supports(empty_sequences=True, dtypes=("float16",))
+    assert [said.leaves_open(name) for name in ("empty_sequences", "dtypes", "strides")] == [False, False, True]
+    assert said.declared() == {"dtypes": ("float16",), "empty_sequences": True}
+    copied = msgspec.json.decode(msgspec.json.encode(msgspec.structs.replace(said, lse="none")), type=Supports)
+    assert not copied.leaves_open("empty_sequences")
+    assert Supports().declared() == {}
+
+
+def test_undeclared_means_the_loosest_but_not_tf32() -> None:
+    """A kernel that declares nothing must not be reported for rounding its weights, nor excused for TF32."""
+    assert (Numerics().probabilities, Numerics().partials, Numerics().matmul) == ("input", "input", "tensor_core")
+
+
+@pytest.mark.parametrize("field", ["probabilities", "partials", "matmul"])
+def test_unknown_values_are_refused_with_the_choices(field: str) -> None:
+    """A misspelt declaration must not silently mean something else."""
+    wrong: dict[str, Any] = {field: "fp32"}
+    with pytest.raises(ValueError, match=rf"Numerics: {field}='fp32' must be one of '\w+'"):
+        Numerics(**wrong)
+
+
+def test_a_declaration_survives_json_and_unknown_fields_do_not() -> None:
+    """Declarations cross a pipe as JSON; a field from another version must be an error, not be dropped."""
+    declared = Numerics(probabilities="float32", matmul="tf32")
+    assert msgspec.json.decode(msgspec.json.encode(declared), type=Numerics) == declared
+    with pytest.raises(msgspec.ValidationError, match="unknown field `accumulator`"):
+        msgspec.json.decode(b'{"accumulator": "float16"}', type=Numerics)
+
+
+def test_declarations_do_not_import_torch() -> None:
+    """The driver and the command line read declarations and must start without loading torch."""
+    code = "import sys, attnfuzz.problems.declared_numerics; sys.exit('torch' in sys.modules)"
+    assert run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_bound_is_absolute_plus_relative() -> None:
+    """The formula is `torch.testing.assert_close`'s: atol + rtol |expected|, on numbers and tensors."""
+    tolerance = FixedTolerance(atol=0.5, rtol=0.25)
+    assert tolerance.bound(-2.0) == 1.0
+    assert tolerance.bound(torch.tensor([0.0, -2.0, 4.0])).tolist() == [0.5, 1.0, 1.5]
+
+
+@pytest.mark.parametrize("field", ["atol", "rtol"])
+@pytest.mark.parametrize("wrong", [-1e-9, math.nan, math.inf, "1e-2", True, None])
+def test_tolerances_that_are_not_finite_and_non_negative_are_refused(field: str, wrong: Any) -> None:
+    """A NaN or infinite tolerance would accept everything, a negative one nothing."""
+    arguments: dict[str, Any] = {"atol": 0.0, "rtol": 0.0} | {field: wrong}
+    with pytest.raises(ValueError, match=rf"FixedTolerance: {field}=.* must be a finite number >= 0"):
+        FixedTolerance(**arguments)
+
+
+def test_a_tolerance_survives_json() -> None:
+    """Declarations cross a pipe as JSON."""
+    tolerance = FixedTolerance(atol=1, rtol=1e-2)
+    assert msgspec.json.decode(msgspec.json.encode(tolerance), type=FixedTolerance) == tolerance
