@@ -15,6 +15,7 @@ from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.variants import ALIBI_RECIPES, SINK_RECIPES, VARIANTS, Variant
 from attnfuzz.trials.expectations import expectations
+from tests.cases import paged_case
 from tests.oracles.test_expectations import Operations
 
 DECLARATION = Declaration(name="any", problem="paged_decode", supports=Supports(variants=VARIANTS), options={})
@@ -31,15 +32,13 @@ def drawn(source: random.Random, seed: int) -> PagedDecodeCase:
     }
     fields |= source.choice([{}, {"soft_cap": source.choice([0.5, 30.0])}, {"alibi": source.choice(ALIBI_RECIPES)}])
     num_kv_heads = source.choice([1, 2, 3])
-    return PagedDecodeCase(
+    return paged_case(
         num_q_heads=num_kv_heads * source.choice([1, 2, 5]),
         num_kv_heads=num_kv_heads,
         head_size=source.choice([8, 20]),
         v_head_size=source.choice([None, 5, 24]),
         dtype=source.choice(["float16", "float32"]),
         seq_lens=tuple(source.choice([0, 1, 5, 9, 33]) for _ in range(source.choice([1, 2, 3]))),
-        scale=0.25,
-        block_size=4,
         values=Values(
             keys=source.choice(["normal", "rising", "negative"]), logit_exponent=source.choice([0, 6]), seed=seed
         ),
@@ -82,10 +81,7 @@ def test_a_window_costs_no_operation_and_other_variants_a_fixed_number() -> None
 
 def test_a_lone_sequence_without_keys_has_its_sinks() -> None:
     """A batch of nothing but empty sequences with sinks would be looked up outside of all values."""
-    case = PagedDecodeCase(
-        num_q_heads=6, num_kv_heads=3, head_size=8, seq_lens=(0, 0), scale=0.25, block_size=4,
-        variant=Variant(sinks="level"),
-    )  # fmt: skip
+    case = paged_case(num_q_heads=6, num_kv_heads=3, head_size=8, seq_lens=(0, 0), variant=Variant(sinks="level"))
     (found,) = expectations([request(case)], tolerance="bound", one_copy=False)
     expected = problem_of(case).reference(case, problem_of(case).values(case, "cpu", Supports()))
     assert torch.equal(found.expected.out, expected.out)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz.adapters.tokens import whole_prompts
-from attnfuzz.problems.cases import PagedAttentionCase
 from attnfuzz.report.sources import kernel_sources
+from tests.cases import attention_case
 
 PLAIN = attnfuzz.Supports(lse="none", padding_tokens=False, freed_pages=False, layouts=("NHD",))
 
@@ -34,9 +34,7 @@ def prompts(i: Any) -> Tensor:
 @pytest.mark.parametrize("query_lens", [(5, 0, 9), (2, 0, 1), (5, 3, 9)], ids=["mixed", "chunks", "whole"])
 def test_query_tokens_are_found_in_whole_prompts(query_lens: tuple[int, ...]) -> None:
     """A kernel without a cache would be given another token's query, and called wrong."""
-    case = PagedAttentionCase(
-        num_q_heads=4, num_kv_heads=2, head_size=16, scale=0.25, seq_lens=(5, 3, 9), query_lens=query_lens, block_size=4
-    )
+    case = attention_case(num_q_heads=4, num_kv_heads=2, seq_lens=(5, 3, 9), query_lens=query_lens)
     attnfuzz.check(prompts, case, device="cpu", isolated=False)
 
 

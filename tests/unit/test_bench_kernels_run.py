@@ -74,16 +74,11 @@ def run(process: Pretended, *kernels: str, budget_s: float = float("inf"), **opt
     return measure_kernels(plan, process, declarations, [SDPA], clock=lambda: float(clock()))
 
 
-def test_the_fastest_choice_is_chosen_and_all_are_kept() -> None:
-    """The table would show a kernel with options that nobody would use."""
+def test_the_fastest_choice_is_chosen_and_without_choices_the_first_declared_is_taken() -> None:
+    """The table would show a kernel with options that nobody would use, or a run take hours."""
     report = run(Pretended(answer), "split", num_splits=(2, 8, 4))
     of_split = [one for one in report.results if one.contender == "split" and one.shape == SHAPES[0]]
-    assert [one.options["num_splits"] for one in of_split] == [2, 8, 4]
-    assert [one.chosen for one in of_split] == [False, True, False]
-
-
-def test_without_a_choice_the_first_declared_is_taken() -> None:
-    """A run over all options of all kernels would take hours."""
+    assert [(one.options["num_splits"], one.chosen) for one in of_split] == [(2, False), (8, True), (4, False)]
     report = run(Pretended(answer), "split")
     assert {one.options["num_splits"] for one in report.results if one.contender == "split"} == {1}
 
@@ -140,23 +135,25 @@ def test_wrong_names_are_told_with_the_right_ones() -> None:
 DECODE = Shape(label="", num_q_heads=32, num_kv_heads=8, head_size=128, seq_lens=(4096,))
 
 
-def test_bytes_of_decode_are_keys_values_queries_and_results() -> None:
-    """The bandwidth of every kernel would be wrong by the same factor, and none would look odd."""
-    cache = 2 * 4096 * 8 * 128 * 2
-    assert bytes_to_move(DECODE) == cache + 32 * (2 * 128 * 2 + 4)
+ROWS = 32 * (2 * 128 * 2 + 4)
 
 
-def test_a_window_moves_what_is_seen() -> None:
-    """A kernel that skips what nobody sees would exceed a copy's bandwidth."""
-    seen, rows = 128 + 2 - 1, 2 * 32 * (2 * 128 * 2 + 4)
-    windowed = replace(DECODE, window=128, query_lens=(2,), kv_dtype="float8_e4m3fn")
-    assert bytes_to_move(windowed) == 2 * seen * 8 * 128 + rows
-
-
-def test_bytes_of_a_latent_vector_are_moved_once() -> None:
-    """It is key and value: a kernel would seem to move twice of what a copy can."""
-    latents = Shape(label="", num_q_heads=16, num_kv_heads=1, head_size=576, rank=512, seq_lens=(100, 20))
-    assert bytes_to_move(latents) == 120 * 576 * 2 + 2 * 16 * ((576 + 512) * 2 + 4)
+@pytest.mark.parametrize(
+    ("shape", "moved"),
+    [
+        (DECODE, 2 * 4096 * 8 * 128 * 2 + ROWS),  # keys and values, then queries and results
+        (replace(DECODE, window=128, query_lens=(2,), kv_dtype="float8_e4m3fn"), 2 * 129 * 8 * 128 + 2 * ROWS),
+        (  # a latent vector is key and value
+            Shape(label="", num_q_heads=16, num_kv_heads=1, head_size=576, rank=512, seq_lens=(100, 20)),
+            120 * 576 * 2 + 2 * 16 * ((576 + 512) * 2 + 4),
+        ),
+        (Shape(label="", num_q_heads=32, head_size=128, num_tokens=4096), 3 * 4096 * 32 * (128 * 2 + 4)),  # a merge
+    ],
+    ids=["decode", "what a window shows", "latent", "three states"],
+)
+def test_bytes_to_move(shape: Shape, moved: int) -> None:
+    """The bandwidth of every kernel would be wrong by the same factor, or exceed a copy's, and none would look odd."""
+    assert bytes_to_move(shape) == moved
 
 
 def test_all_is_compiled_before_the_first_time_is_taken() -> None:
@@ -169,12 +166,6 @@ def test_all_is_compiled_before_the_first_time_is_taken() -> None:
     assert compiled == asked != []
 
 
-def test_bytes_of_a_merge_are_three_states() -> None:
-    """The share of a copy's bandwidth would be wrong for merges."""
-    merge = Shape(label="", num_q_heads=32, head_size=128, num_tokens=4096)
-    assert bytes_to_move(merge) == 3 * 4096 * 32 * (128 * 2 + 4)
-
-
 @pytest.mark.parametrize(
     ("suite", "kind"),
     [("decode", "decode"), ("merge", "merge"), ("half", "mixed"), ("latent", "latent"), ("sparse", "sparse")],
@@ -184,20 +175,15 @@ def test_suites_hold_shapes_of_their_kind(suite: str, kind: str) -> None:
     assert {shape.kind for shape in SUITES[suite]()} == {kind}
 
 
-@pytest.mark.parametrize("suite", SUITES)
-def test_shapes_of_a_suite_are_told_apart_by_label(suite: str) -> None:
-    """Two rows of a table could not be told apart, and --shape would choose both."""
-    shapes = SUITES[suite]()
+@pytest.mark.parametrize("suite", [*SUITES, "smoke"])
+def test_shapes_of_a_suite_are_told_apart_and_within_limits(suite: str) -> None:
+    """--shape would choose two rows of a table, or a query come before the first key of its sequence."""
+    shapes = SUITES[suite]() if suite in SUITES else smoke_suite()
     assert len({shape.label for shape in shapes}) == len(shapes)
-    assert all(shape.longest <= MAX_SEQ_LEN for shape in shapes)
-
-
-def test_queries_of_a_mixed_batch_are_no_more_than_its_keys() -> None:
-    """A query would come before the first key of its sequence."""
-    for shape in (*(one for suite in SUITES.values() for one in suite()), *smoke_suite()):
-        assert all(
-            queries <= length for queries, length in zip(shape.queries, shape.seq_lens, strict=bool(shape.seq_lens))
-        )
+    for shape in shapes:
+        assert shape.longest <= MAX_SEQ_LEN
+        counts = zip(shape.queries, shape.seq_lens, strict=bool(shape.seq_lens))
+        assert all(queries <= length for queries, length in counts)
 
 
 KERNELS = str(Path(__file__).parent / "timed_kernels.py")

@@ -26,7 +26,8 @@ from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.verdict import READ_BEFORE_WRITTEN, Cause, Failure, Verdict
-from tests.unit.pretended_process import CRASH, KERNEL, WRONG, PretendedProcess, a_case, looked_into
+from tests.unit.pretended_process import PretendedProcess, a_case, looked_into
+from tests.unit.search_bench import CRASH, KERNEL, WRONG
 
 OTHERS = tuple(a_case(length) for length in range(10, 30))
 

@@ -30,6 +30,7 @@ from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.report.findings import finding_lines
 from attnfuzz.report.saved_cases import Merged, print_merged
+from tests.unit.planted_in_ci import KERNEL
 from tests.unit.saved_findings import a_finding, save
 
 
@@ -179,19 +180,6 @@ def test_merging_twice_writes_nothing_new(tmp_path: Path) -> None:
     bug = SavedBug((save(tmp_path / "node", a_finding(2, "seq_len>1")),))
     assert [keep(tmp_path / "out", bug, "fails").is_new for _ in range(2)] == [True, False]
     assert [keep(tmp_path / "out", bug, "passes").is_new for _ in range(2)] == [True, False]
-
-
-KERNEL = """
-import attnfuzz
-from attnfuzz.kernels import eager
-
-
-@attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(dtypes=("float32",), head_sizes=(16,)))
-def mine(inputs):
-    out, lse = eager.dense_decode(inputs.q, inputs.k, inputs.v, inputs.seq_lens, inputs.scale)
-    out[inputs.seq_lens > 4] += 1  # the bug
-    return out, lse
-"""
 
 
 @pytest.fixture(scope="module")

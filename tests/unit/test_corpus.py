@@ -25,10 +25,11 @@ from attnfuzz.corpus import (
 )
 from attnfuzz.corpus.reading import MAX_FILE_BYTES
 from attnfuzz.own_files import OwnFolder
-from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
+from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.recipes import Pages
 from attnfuzz.untrusted_text import printable
 from attnfuzz.verdict import Failure, SourceLine
+from tests.cases import paged_case
 
 FAILURE = Failure(oracle="accuracy", kind="out:value", message="element (0, 0, 0) is wrong", details=("got 1.0",))
 
@@ -210,10 +211,7 @@ def test_a_case_of_ten_terabytes_is_refused_before_it_is_built(place: str) -> No
 
 def test_lists_of_all_cases_count_together() -> None:
     """Each of 64 cases would pass alone, and all of them are held at once."""
-    case = PagedDecodeCase(
-        num_q_heads=1, num_kv_heads=1, head_size=8, scale=1.0, block_size=16, seq_lens=(1,) * 256,
-        pages=Pages(extra_columns=8192),
-    )  # fmt: skip
+    case = paged_case(head_size=8, scale=1.0, block_size=16, seq_lens=(1,) * 256, pages=Pages(extra_columns=8192))
     document = as_document(a_regression(problem="paged_decode", case=case))
     read_document(document | {"preceding": [document["case"]] * 2})
     with pytest.raises(RegressionError, match=r"take 1\d\d MiB as lists .* or leave out preceding cases"):

@@ -17,18 +17,9 @@ from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import violations
 from attnfuzz.memory.guarded import GUARDS, Guard, GuardedArena, HostGuardedMemory, guarded_memory
 from attnfuzz.memory.patterns import holds_prefill, poison_value
+from tests.unit.host_virtual_memory import permissions
 
 GAP = 1 << 20
-
-
-def permissions(address: int) -> str:
-    """What may be done at an address, as in /proc/self/maps; empty if nothing is there."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        bounds, what, *_ = line.split()
-        low, high = (int(part, 16) for part in bounds.split("-"))
-        if low <= address < high:
-            return what
-    return ""
 
 
 def arena(guard: Guard = "end", memory: HostGuardedMemory | None = None) -> tuple[GuardedArena, bytearray]:

@@ -30,11 +30,10 @@ from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import OptionValue, Supports
 from attnfuzz.problems.variants import PLAIN_VARIANT, VARIANTS, Variant
 from attnfuzz.strategies.cases import cases
+from tests.cases import attention_case, paged_case
 
 Fails = Callable[[Any], bool]
-DECODE = PagedDecodeCase(
-    num_q_heads=4, num_kv_heads=2, head_size=64, seq_lens=(40, 7), scale=0.125, block_size=16
-)  # fmt: skip
+DECODE = paged_case(num_q_heads=4, num_kv_heads=2, head_size=64, seq_lens=(40, 7), scale=0.125, block_size=16)
 ALL = Supports(variants=VARIANTS, kv_dtypes=KV_DTYPES)
 SCALED = QuantisedKv(dtype="float8_e5m2", per="head", scales="scattered")
 IN_8_BITS = {"kv": SCALED, "strides": {"v_scale": "every_other"}}
@@ -121,11 +120,19 @@ def test_heads_of_v_become_those_of_k_or_the_smallest_such_pair(
     assert (found.head_size, found.value_size, found.scale) == (*expected, default_scale(found.head_size))
 
 
-QUERIES = PagedAttentionCase(
-    num_q_heads=6, num_kv_heads=2, head_size=64, scale=0.125, block_size=16, seq_lens=(40, 33, 5, 0, 21),
-    query_lens=(37, 1, 5, 0, 0), query_slack=3, padding_tokens=5, seq_slack=9,
+QUERIES = attention_case(
+    num_q_heads=6,
+    num_kv_heads=2,
+    head_size=64,
+    scale=0.125,
+    block_size=16,
+    seq_lens=(40, 33, 5, 0, 21),
+    query_lens=(37, 1, 5, 0, 0),
+    query_slack=3,
+    padding_tokens=5,
+    seq_slack=9,
     values=Values(needles=(Needle(0, 2, 1), Needle(0, 39, 0))),
-)  # fmt: skip
+)
 
 
 def lens(case: PagedAttentionCase) -> list[tuple[int, int]]:
@@ -163,7 +170,7 @@ def test_bounds_stay_loose_only_where_that_matters() -> None:
     assert all(size_key(one) < key for one in simplifications(QUERIES, supports=Supports(), options={}))
 
 
-CASE = PagedDecodeCase(
+CASE = paged_case(
     num_q_heads=6,
     num_kv_heads=3,
     head_size=64,

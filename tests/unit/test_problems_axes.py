@@ -25,6 +25,7 @@ from attnfuzz.problems.choices import BLOCK_SIZES, GQA_RATIOS, HEAD_SIZES, defau
 from attnfuzz.problems.recipes import Needle, Pages, Values
 from attnfuzz.problems.supports import Supports
 from attnfuzz.strategies.cases import cases
+from tests.cases import paged_case
 
 
 def paged(**fields: Any) -> PagedDecodeCase:
@@ -166,12 +167,7 @@ def test_a_sequence_lies_where_it_should(axis: str, fields: dict[str, Any], expe
 
 def test_sequences_that_are_alike_count_once() -> None:
     """A batch of hundreds of equal lengths would cost hundreds of times as much to place."""
-    case = PagedDecodeCase(
-        num_q_heads=1,
-        num_kv_heads=1,
-        head_size=16,
-        scale=0.25,
-        block_size=4,
+    case = paged_case(
         seq_lens=(7, 7, 9, 7),
         options={"tile": 16, "num_splits": 3},
         values=Values(needles=(Needle(1, 0, 0), Needle(1, 6, 0))),

@@ -49,6 +49,7 @@ from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Supports
 from attnfuzz.strategies.cases import cases
 from attnfuzz.values.tokens import token_table
+from tests.cases import paged_case
 from tests.unit.named_features import words
 
 
@@ -58,18 +59,15 @@ def paged(**more: Any) -> PagedDecodeCase:
 
 
 def test_a_case_with_heads_of_one_size_says_nothing_of_v() -> None:
-    """Saved cases would change, and equal cases no longer have equal bytes."""
+    """Saved cases would change or be replayed with V as large as K, or equal cases no longer have equal bytes."""
     assert b"v_head_size" not in encode_case(paged())
     assert encode_case(paged(v_head_size=16)) == encode_case(paged())
     assert encode_case(msgspec.structs.replace(paged(v_head_size=40), head_size=40)) == encode_case(paged(head_size=40))
-
-
-def test_the_size_of_v_survives_json() -> None:
-    """A saved case would be replayed with heads of V as large as K's."""
     case = paged(v_head_size=13)
     assert decode_case("paged_decode", encode_case(case)) == case
     assert (case.head_size, case.value_size) == (16, 13)
     assert MergeStatesCase(num_q_heads=1, num_tokens=1, head_size=8).value_size == 8
+    assert paged(v_head_size=13, layout="packed").value_size == 13  # only K is kept in pieces of 16 bytes there
 
 
 @pytest.mark.parametrize(
@@ -86,29 +84,16 @@ def test_sizes_that_no_tensor_has_are_refused(fields: dict[str, Any], words: str
         paged(**fields)
 
 
-def test_heads_of_v_need_not_fill_the_vectors_of_the_packed_layout() -> None:
-    """Only K is kept in pieces of 16 bytes there."""
-    assert paged(v_head_size=13, layout="packed").value_size == 13
-
-
 FIELDS = {"num_q_heads": 1, "num_kv_heads": 1, "head_size": 16, "scale": 0.25, "block_size": 4}
 DECODE = PagedDecodeCase(**FIELDS, seq_lens=(4, 9, 1))  # type: ignore[arg-type]  # ints and a float
 QUERIES = PagedAttentionCase(**FIELDS, seq_lens=(4, 9, 1), query_lens=(4, 3, 1))  # type: ignore[arg-type]  # as above
 
 
-def test_a_prefill_stays_one_and_others_keep_their_queries() -> None:
-    """A shorter or longer relative of a case would be no case, or of another kind than the case."""
+def test_relatives_keep_their_queries() -> None:
+    """A shorter or longer relative would be no case or of another kind, or have another sequence's query tokens."""
     assert QUERIES.with_seq_lens((6, 2, 5)) == {"seq_lens": (6, 2, 5), "query_lens": (6, 2, 1)}
     assert msgspec.structs.replace(QUERIES, **QUERIES.with_seq_lens((0, 9, 9))).query_lens == (0, 3, 1)
-
-
-def test_sequences_keep_their_queries() -> None:
-    """A sequence alone, or without its neighbours, would get another one's query tokens."""
     assert QUERIES.of_sequences([2, 0]) == {"seq_lens": (1, 4), "query_lens": (1, 4)}
-
-
-def test_decode_knows_lengths_only() -> None:
-    """A field that the case type does not have would be refused."""
     assert DECODE.with_seq_lens((1, 2, 3)) == {"seq_lens": (1, 2, 3)}
     assert DECODE.of_sequences([1]) == {"seq_lens": (9,)}
 
@@ -150,14 +135,9 @@ def simplest(problem: Problem) -> Case:
 
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_every_field_of_a_case_is_part_of_its_format_or_read_at_run_time(problem: Problem) -> None:
-    """A new field that nobody thought of here would be drawn freely, and compiled for each value."""
+    """A new field would be drawn freely, and compiled for each value; or a format be another one in another worker."""
     fields = {*CASE_TYPES[problem].__struct_fields__}
     assert fields - AT_RUN_TIME == fields & {*Format.__struct_fields__}
-
-
-@pytest.mark.parametrize("problem", PROBLEMS)
-def test_a_format_survives_the_way_to_another_worker(problem: Problem) -> None:
-    """Formats that one worker has compiled are drawn from by all."""
     found = format_of(simplest(problem))
     assert msgspec.json.decode(msgspec.json.encode(found), type=Format) == found
     assert found.options == {"tile": 16}
@@ -174,15 +154,7 @@ def test_cases_that_differ_at_run_time_share_a_format() -> None:
     assert format_key(format_of(strided)) == format_key(format_of(same))
 
 
-CASE = PagedDecodeCase(
-    num_q_heads=1,
-    num_kv_heads=1,
-    head_size=64,
-    v_head_size=128,
-    seq_lens=(1,),
-    scale=default_scale(64),
-    block_size=1,
-)
+CASE = paged_case(head_size=64, v_head_size=128, seq_lens=(1,), scale=default_scale(64), block_size=1)
 
 
 OPEN = OpenProblem(place="x.py:Copy", fields={"n": Integer(0, 100), "kind": Choice(("a", "b"))})

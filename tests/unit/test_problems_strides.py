@@ -27,6 +27,7 @@ from attnfuzz.problems.recipes import STRIDE_KINDS, Pages, StrideKind
 from attnfuzz.problems.shapes import last_dim_contiguous, strided_layout
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import OptionValue, Supports
+from tests.cases import paged_case
 
 SHAPES = [(5,), (1,), (3, 4), (1, 7), (2, 3, 16), (4, 2, 1, 13), (2, 2, 3, 2, 8), (3, 0, 4)]
 
@@ -99,9 +100,7 @@ SEQ_LENS = [(0,), (1,), (8,), (5, 0, 9), (0, 0, 7), (9, 4, 12, 1), (3, 30)]
 
 
 def paged(seq_lens: tuple[int, ...], **pages: Any) -> PagedDecodeCase:
-    return PagedDecodeCase(
-        num_q_heads=1, num_kv_heads=1, head_size=4, seq_lens=seq_lens, scale=1.0, block_size=4, pages=Pages(**pages)
-    )
+    return paged_case(head_size=4, seq_lens=seq_lens, scale=1.0, pages=Pages(**pages))
 
 
 def all_cases() -> list[PagedDecodeCase]:

@@ -11,11 +11,11 @@ import pytest
 from markupsafe import Markup
 
 from attnfuzz.campaign.statistics import EXACT, LEAST, MOST, NOT_FINITE, Throughput
-from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.report.charts import histogram_svg, timeline_svg
 from attnfuzz.report.drawing import case_svg, draw
 from attnfuzz.report.svg import element, number, path_of_rects, text
 from attnfuzz.verdict import Blame
+from tests.cases import paged_case
 
 
 def rects(path: str | None) -> list[tuple[float, float, float, float]]:
@@ -120,9 +120,7 @@ def test_any_campaign_can_be_drawn(elapsed_s: float) -> None:
 
 def test_pages_stay_within_the_picture() -> None:
     """A long sequence must wrap and not be cut off at the right; one of 4000 pages must not be endless."""
-    case = PagedDecodeCase(
-        num_q_heads=1, num_kv_heads=1, head_size=16, scale=0.25, block_size=7, seq_lens=(28_000, 0, 100)
-    )
+    case = paged_case(block_size=7, seq_lens=(28_000, 0, 100))
     drawn = ElementTree.fromstring(case_svg(draw(case, Blame(tokens=((0, 14000),), seqs=(0,)))))
     _, _, width, height = map(float, drawn.get("viewBox", "").split())
     boxes = [rect for rect in drawn.iter("rect") if (rect.get("class") or "").startswith("page")]

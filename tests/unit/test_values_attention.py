@@ -12,12 +12,13 @@ import torch
 from jaxtyping import config as shape_checks
 from torch import Tensor
 
-from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase, PagedDecodeCase
+from attnfuzz.problems.cases import MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.recipes import KEY_RECIPES, LSE_KINDS, VALUE_RECIPES, Needle, Pages, Values
 from attnfuzz.problems.supports import DTYPES, Dtype
 from attnfuzz.values import draws
 from attnfuzz.values.attention import LogicalAttention, attention_values
 from attnfuzz.values.states import merge_values, merge_values_of_many
+from tests.cases import dense_case, paged_case
 
 RECIPES = [*itertools.product(KEY_RECIPES, VALUE_RECIPES)]
 COARSE = [recipes for recipes in RECIPES if not {"fine", "small"} & set(recipes)]
@@ -25,7 +26,7 @@ COARSE = [recipes for recipes in RECIPES if not {"fine", "small"} & set(recipes)
 
 
 def dense(seq_lens: tuple[int, ...] = (5, 0, 9), dtype: Dtype = "float16", head_size: int = 16, **values: Any) -> Any:
-    return DenseDecodeCase(
+    return dense_case(
         num_q_heads=4,
         num_kv_heads=2,
         head_size=head_size,
@@ -71,10 +72,9 @@ def named(row: torch.Tensor) -> tuple[int, int, int]:
 @pytest.mark.parametrize("recipe", GOLDEN, ids="-".join)
 def test_golden_numbers(recipe: tuple[Any, Any]) -> None:
     """Saved cases would be rebuilt with other numbers."""
-    case = DenseDecodeCase(
-        num_q_heads=2, num_kv_heads=1, head_size=5, seq_lens=(2, 1), scale=1.0,
-        values=Values(keys=recipe[0], values=recipe[1], seed=42),
-    )  # fmt: skip
+    case = dense_case(
+        num_q_heads=2, head_size=5, seq_lens=(2, 1), scale=1.0, values=Values(keys=recipe[0], values=recipe[1], seed=42)
+    )
     values = attention_values(case)
     assert (values.q[1, 0].tolist(), values.k[1, 0].tolist(), values.v[1, 0].tolist()) == GOLDEN[recipe]
 
@@ -222,10 +222,15 @@ def test_needle_takes_nearly_all_weight(keys: Any) -> None:
 
 
 def paged(seq_lens: tuple[int, ...], shared_blocks: int, **values: Any) -> PagedDecodeCase:
-    return PagedDecodeCase(
-        num_q_heads=2, num_kv_heads=2, head_size=8, seq_lens=seq_lens, scale=1.0, block_size=4,
-        pages=Pages(shared_blocks=shared_blocks), values=Values(**values),
-    )  # fmt: skip
+    return paged_case(
+        num_q_heads=2,
+        num_kv_heads=2,
+        head_size=8,
+        seq_lens=seq_lens,
+        scale=1.0,
+        pages=Pages(shared_blocks=shared_blocks),
+        values=Values(**values),
+    )
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids="-".join)
@@ -244,10 +249,14 @@ def test_shared_pages_hold_the_same_tokens(recipe: tuple[Any, Any]) -> None:
 @pytest.mark.parametrize("keys", ["rising", "falling"])
 def test_shared_page_far_longer_than_sequence_0(keys: Any) -> None:
     """Positions that sequence 0 never reached would get keys beyond the recipe's range, which bfloat16 rounds."""
-    case = PagedDecodeCase(
-        num_q_heads=1, num_kv_heads=1, head_size=8, seq_lens=(3, 900), scale=1.0, block_size=1024,
-        pages=Pages(shared_blocks=1), values=Values(keys=keys),
-    )  # fmt: skip
+    case = paged_case(
+        head_size=8,
+        seq_lens=(3, 900),
+        scale=1.0,
+        block_size=1024,
+        pages=Pages(shared_blocks=1),
+        values=Values(keys=keys),
+    )
     k = attention_values(case).sequence(1)[0]
     expected = [0, 1, 2, *[2] * 897] if keys == "rising" else [2, 1, 0, *[0] * 897]
     assert (k.abs().amax(dim=(1, 2)) * 16).tolist() == expected

@@ -21,6 +21,7 @@ from attnfuzz.values.attention import attention_values, attention_values_of_many
 from attnfuzz.values.draws import HashedRecipe, draw, draw_on_host, element_words, exact, exact_on_host
 from attnfuzz.values.states import merge_values, merge_values_of_many
 from attnfuzz.values.tokens import token_table
+from tests.cases import paged_case
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -85,10 +86,14 @@ def test_every_recipe_side_by_side(device: str) -> None:
 
 def test_shared_pages_hold_the_numbers_of_their_owner() -> None:
     """Sequences on one page would expect different numbers there."""
-    case = PagedDecodeCase(
-        num_q_heads=2, num_kv_heads=1, head_size=8, block_size=4, seq_lens=(6, 9, 3), scale=1.0,
-        pages=Pages(shared_blocks=2), values=Values(keys="rising", values="normal", seed=5, needles=(Needle(0, 5, 0),)),
-    )  # fmt: skip
+    case = paged_case(
+        num_q_heads=2,
+        head_size=8,
+        seq_lens=(6, 9, 3),
+        scale=1.0,
+        pages=Pages(shared_blocks=2),
+        values=Values(keys="rising", values="normal", seed=5, needles=(Needle(0, 5, 0),)),
+    )
     for found in of_many([case, case], "cpu"):
         assert_same(found, attention_values(case))
 
@@ -159,13 +164,11 @@ def test_same_bits_as_the_conversion_elsewhere(dtype: torch.dtype, exponent: int
 
 
 def paged(dtype: KvDtype, *, seq_lens: tuple[int, ...] = (40, 0, 9), **values: Any) -> PagedDecodeCase:
-    return PagedDecodeCase(
+    return paged_case(
         num_q_heads=4,
         num_kv_heads=2,
         head_size=32,
         seq_lens=seq_lens,
-        scale=0.25,
-        block_size=4,
         kv=QuantisedKv(dtype=dtype, per="head", scales="scattered"),
         values=Values(**values),
     )
