@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -24,8 +23,8 @@ from attnfuzz.problems.cases import (
     SplitDecodeCase,
     packed_width,
 )
-from attnfuzz.problems.recipes import STRIDE_KINDS, Pages, StrideKind, Values
-from attnfuzz.problems.shapes import strided_layout, tensor_specs
+from attnfuzz.problems.recipes import Pages, Values
+from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.problems.supports import DTYPES, LAYOUTS, Supports
 from attnfuzz.values import attention_values, merge_values
 
@@ -99,22 +98,6 @@ def test_paged_cache_holds_live_tokens_only(layout: Any, dtype: Any, device: str
     assert written(inputs.out) == written(inputs.lse) == 0
 
 
-@pytest.mark.parametrize("kind", STRIDE_KINDS)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_strides_do_not_change_the_numbers(layout: Any, kind: StrideKind) -> None:
-    """A strided tensor would hold something else than its contiguous twin, or not have the strides of its recipe."""
-    case = paged(layout=layout)
-    names = [name for name in case.tensor_names if layout != "interleaved" or name != "v_cache"]
-    case = msgspec.structs.replace(case, strides=dict.fromkeys(names, kind))
-    inputs = problem_of(case).build(case, PlainAllocator(), SUPPORTS)
-    check_cache(case, inputs)
-    for name, spec in tensor_specs(case).items():
-        if name != "kv_cache":
-            expected = strided_layout(spec.shape, kind, 2 if spec.dtype == "float16" else 4)
-            assert getattr(inputs, name).stride() == expected.strides
-            assert getattr(inputs, name).storage_offset() == expected.offset
-
-
 @pytest.mark.parametrize("v_head_size", [5, 24])
 @pytest.mark.parametrize("layout", ["NHD", "HND", "packed"])
 def test_heads_of_v_have_their_own_size(layout: Any, v_head_size: int) -> None:
@@ -131,47 +114,12 @@ def test_heads_of_v_have_their_own_size(layout: Any, v_head_size: int) -> None:
     assert dense.out.shape == (3, 4, v_head_size)
 
 
-def test_interleaved_caches_are_views_of_one_tensor() -> None:
-    """K and V of the interleaved layout would not have the stride that makes this layout hard."""
-    case = paged(layout="interleaved")
-    inputs = problem_of(case).build(case, PlainAllocator(), SUPPORTS)
-    token = case.num_kv_heads * case.head_size
-    assert inputs.k_cache.stride() == inputs.v_cache.stride() == (2 * 4 * token, token, case.head_size, 1)
-    assert inputs.k_cache.untyped_storage().data_ptr() == inputs.v_cache.untyped_storage().data_ptr()
-    assert inputs.v_cache.storage_offset() - inputs.k_cache.storage_offset() == 4 * token
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_batch_of_empty_sequences(layout: Any) -> None:
     """The simplest degenerate batch could not be built, or some page of it would be written."""
     case = paged(layout=layout, seq_lens=(0, 0))
     inputs = problem_of(case).build(case, PlainAllocator(), SUPPORTS)
     assert written(inputs.k_cache) == written(inputs.v_cache) == 0
-
-
-def test_dense_rows_past_the_length_stay_poison() -> None:
-    """A kernel that reads a row too many would find plausible numbers there."""
-    case = DenseDecodeCase(**attention(extra_rows=2))
-    inputs = problem_of(case).build(case, PlainAllocator(), SUPPORTS)
-    values = attention_values(case)
-    assert inputs.k.shape == inputs.v.shape == (3, 11, 2, 8)
-    assert inputs.max_seq_len == 11
-    for seq, seq_len in enumerate(case.seq_lens):
-        k, v = values.sequence(seq)
-        assert torch.equal(inputs.k[seq, :seq_len], k)
-        assert torch.equal(inputs.v[seq, :seq_len], v)
-        assert written(inputs.k[seq, seq_len:]) == written(inputs.v[seq, seq_len:]) == 0
-
-
-def test_split_inputs_are_those_of_paged() -> None:
-    """split_decode and paged_decode would disagree on the same case."""
-    case = SplitDecodeCase(**attention(block_size=4, num_splits=3))
-    inputs = problem_of(case).build(case, PlainAllocator(), SUPPORTS)
-    check_cache(case, inputs)
-    assert inputs.num_splits == 3
-    assert inputs.partial_out.shape == (3, 4, 3, 8)
-    assert inputs.partial_lse.shape == (3, 4, 3)
-    assert inputs.partial_lse.dtype == torch.float32
 
 
 PAIRS: tuple[LsePair, ...] = (("finite", "-inf"), ("+inf", "low"), ("-inf", "-inf"), ("high", "equal"))

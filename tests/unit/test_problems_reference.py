@@ -10,7 +10,7 @@ import torch
 
 from attnfuzz.inputs.reference import attention_reference, merge_all
 from attnfuzz.inputs.registry import problem_of
-from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase, SplitDecodeCase
+from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase
 from attnfuzz.problems.recipes import LSE_KINDS, Values
 from attnfuzz.values import LogicalAttention, attention_values, merge_values
 
@@ -67,29 +67,6 @@ def test_position_coded_values_come_out_of_a_single_key() -> None:
     assert torch.equal(attention_reference(case, values).out[0, 5], values.v[0, 1].double())
 
 
-def test_states_of_two_halves_merge_to_the_whole() -> None:
-    """merge_all and attention would disagree, so that correct split kernels would be called wrong."""
-    case = dense(seq_lens=(9,))
-    values = attention_values(case)
-    cuts = [(0, 0), (0, 4), (4, 4), (4, 9)]
-    parts = []
-    for start, end in cuts:
-        part = LogicalAttention(values.q, values.k[start:end], values.v[start:end], (0, end - start))
-        parts.append(attention_reference(dense(seq_lens=(end - start,)), part))
-    out, lse = merge_all(torch.stack([p.out for p in parts], 2), torch.stack([p.lse for p in parts], 2))
-    whole = attention_reference(case, values)
-    torch.testing.assert_close(out, whole.out, rtol=1e-13, atol=1e-13)
-    torch.testing.assert_close(lse, whole.lse, rtol=1e-13, atol=0)
-
-
-def test_output_of_an_empty_split_is_not_used() -> None:
-    """A kernel that rightly leaves an empty split's output alone would be blamed for what lies there."""
-    out = torch.tensor([[[[1.0, 2.0], [math.nan, INF]]]])
-    merged, lse = merge_all(out, torch.tensor([[[0.5, -INF]]]))
-    assert merged.tolist() == [[[1.0, 2.0]]]
-    assert lse.tolist() == [[0.5]]
-
-
 def test_only_empty_splits_give_the_empty_state() -> None:
     """An empty sequence's splits would merge to NaN instead of 0 and -inf."""
     merged, lse = merge_all(torch.full((1, 1, 2, 3), math.nan), torch.full((1, 1, 2), -INF))
@@ -133,15 +110,3 @@ def test_merge_is_its_definition(prefix: Any, suffix: Any, lse_base2: bool) -> N
             out, lse = merged_by_definition(first, second, 2.0 if lse_base2 else math.e)
             assert expected.out[at].tolist() == pytest.approx(out, rel=1e-13, abs=1e-13)
             assert expected.lse[at].item() == pytest.approx(lse, rel=1e-13)
-
-
-def test_split_reference_is_that_of_attention() -> None:
-    """Where a kernel cuts a sequence would change what is expected of it."""
-    split = SplitDecodeCase(
-        num_q_heads=6, num_kv_heads=2, head_size=5, seq_lens=(4, 0, 7), scale=0.7, block_size=2, num_splits=3,
-        values=Values(keys="normal", values="normal", seed=1),
-    )  # fmt: skip
-    values = attention_values(split)
-    assert torch.equal(
-        attention_reference(split, values).out, attention_reference(dense(), attention_values(dense())).out
-    )

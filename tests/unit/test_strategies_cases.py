@@ -21,8 +21,10 @@ from attnfuzz.problems.boundaries import tile_sizes
 from attnfuzz.problems.cases import PROBLEMS, AttentionCase, Case, PagedDecodeCase, Problem, decode_case, encode_case
 from attnfuzz.problems.choices import LARGE_BLOCK_SIZES, LARGE_GQA_RATIOS, LARGE_HEAD_SIZES, default_scale
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, case_nbytes
+from attnfuzz.problems.quantised_kv import KV_DTYPES, KV_GRANULARITIES
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import DTYPES, LAYOUTS, Supports
+from attnfuzz.problems.variants import VARIANTS
 from attnfuzz.strategies import CPU_SIZES, GPU_SIZES, Sizes, cases, draw_formats
 from tests.unit.drawing import drawn_cases
 from tests.unit.named_features import words
@@ -56,6 +58,12 @@ SUPPORTS = st.builds(
     empty_sequences=st.booleans(),
     lse=st.sampled_from(("natural", "base2", "none")),
     lse_layout=st.sampled_from(("HT", "TH")),
+    max_query_len=st.none() | st.sampled_from((1, 16)),
+    padding_tokens=st.booleans(),
+    non_causal=st.booleans(),
+    variants=st.just(()) | subsets(VARIANTS),
+    kv_dtypes=st.just(()) | subsets(KV_DTYPES),
+    kv_scales=subsets(KV_GRANULARITIES),
 )
 
 NARROW = Supports(

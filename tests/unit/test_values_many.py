@@ -14,8 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnfuzz.problems.cases import PROBLEMS, DenseDecodeCase, MergeStatesCase, PagedDecodeCase, Problem
 from attnfuzz.problems.quantised_kv import KV_DTYPES, KvDtype, QuantisedKv
-from attnfuzz.problems.recipes import KEY_RECIPES, VALUE_RECIPES, KeyRecipe, Needle, Pages, ValueRecipe, Values
-from attnfuzz.problems.supports import DTYPES
+from attnfuzz.problems.recipes import KeyRecipe, Needle, Pages, ValueRecipe, Values
 from attnfuzz.strategies.cases import cases
 from attnfuzz.values.attention import attention_values, attention_values_of_many
 from attnfuzz.values.draws import HashedRecipe, draw, draw_on_host, element_words, exact, exact_on_host
@@ -56,32 +55,6 @@ def test_same_bits_as_alone(problem: Problem, device: str, data: st.DataObject) 
     batch = data.draw(st.lists(cases(problem), min_size=1, max_size=6))
     for found, case in zip(of_many(batch, device), batch, strict=True):
         assert_same(found, alone(case))
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_every_recipe_side_by_side(device: str) -> None:
-    """A recipe would be filled in with the numbers of its neighbour in the batch."""
-    shapes = [(4, 2, 16), (2, 1, 5), (3, 3, 8)]
-    batch = [
-        DenseDecodeCase(
-            num_q_heads=shapes[i % 3][0],
-            num_kv_heads=shapes[i % 3][1],
-            head_size=shapes[i % 3][2],
-            v_head_size=(None, 3, 12, None)[i % 4],
-            seq_lens=((130, 0, 9), (0, 0, 1))[i % 2],
-            scale=1.0,
-            dtype=DTYPES[i % 3],
-            values=Values(keys=keys, values=values, seed=i, logit_exponent=i % 3 - 1, needles=needles),  # type: ignore[arg-type]  # mypy sees str
-        )
-        for i, (keys, values, needles) in enumerate(
-            (keys, values, needles)
-            for keys in KEY_RECIPES
-            for values in VALUE_RECIPES
-            for needles in ((), (Needle(2, 0, 0),))
-        )
-    ]
-    for found, case in zip(of_many(batch, device), batch, strict=True):
-        assert_same(found, attention_values(case))
 
 
 def test_shared_pages_hold_the_numbers_of_their_owner() -> None:
