@@ -18,10 +18,8 @@ import torch
 import attnfuzz
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.outcomes import DeviceLost, ExecutorUnavailable
-from attnfuzz.isolation.serve import ExitAfterReply
 from attnfuzz.isolation.zygote_client import Zygote
 from attnfuzz.judging import loaded_kernels
-from attnfuzz.judging.judge import BatchLost
 from attnfuzz.judging.messages import (
     BuildReply,
     BuildRequest,
@@ -52,18 +50,6 @@ def request(name: str) -> bytes:
     return msgspec.json.encode(JudgeRequest(f"{KERNELS}:{name}", [case], DEFAULT_ORACLES, "bound"))
 
 
-def request_many(name: str) -> bytes:
-    cases = [msgspec.Raw(encode_case(msgspec.structs.replace(CASE, seq_lens=(n,)))) for n in (3, 7)]
-    return msgspec.json.encode(JudgeRequest(f"{KERNELS}:{name}", cases, DEFAULT_ORACLES, "bound", together=True))
-
-
-def test_fatal_verdict_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process with a lost GPU context would go on."""
-    monkeypatch.setattr("attnfuzz.judging.service.judge", lambda *_, **__: Verdict(fatal=True))
-    with pytest.raises(ExitAfterReply):
-        JudgingService().handle("judge", request("correct"))
-
-
 def test_environment_problem_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A user with an unusable environment would get a traceback."""
 
@@ -73,18 +59,6 @@ def test_environment_problem_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("attnfuzz.judging.service.judge", fail)
     reply = msgspec.json.decode(JudgingService().handle("judge", request("correct")), type=JudgeReply)
     assert reply == JudgeReply(environment="install another NumPy")
-
-
-def test_exhausted_memory_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A case that finds no memory would count as a bug of the framework, and so would every one after it."""
-
-    def fail(*_: Any, **__: Any) -> Verdict:
-        raise torch.OutOfMemoryError("CUDA out of memory.\nGPU 0 has a total capacity of 8 GiB")
-
-    monkeypatch.setattr("attnfuzz.judging.service.judge", fail)
-    with pytest.raises(ExitAfterReply) as stop:
-        JudgingService().handle("judge", request("correct"))
-    assert msgspec.json.decode(stop.value.body, type=JudgeReply) == JudgeReply(lost="CUDA out of memory.")
 
 
 def test_how_full_the_gpu_is_goes_with_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,18 +104,6 @@ def test_a_kernel_that_raises_has_no_growth() -> None:
     case = msgspec.Raw(encode_case(LEAKING_CASE))
     body = JudgingService().handle("growth", msgspec.json.encode(GrowthRequest(target, case, 1)))
     assert msgspec.json.decode(body, type=GrowthReply) == GrowthReply(raised="ValueError: no such block")
-
-
-def test_lost_batch_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process with a lost GPU context would go on, or take the driver's hope for verdicts with it."""
-
-    def fail(*_: Any, **__: Any) -> list[Verdict]:
-        raise BatchLost("illegal memory access")
-
-    monkeypatch.setattr("attnfuzz.judging.service.judge_batch", fail)
-    with pytest.raises(ExitAfterReply) as stop:
-        JudgingService().handle("judge", request_many("correct"))
-    assert msgspec.json.decode(stop.value.body, type=JudgeReply) == JudgeReply(lost="illegal memory access")
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 1e300, math.inf])

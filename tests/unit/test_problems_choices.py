@@ -113,6 +113,20 @@ def test_simplest_case_has_no_feature_and_is_supported(problem: str) -> None:
     assert why_unsupported(Supports(), options, case) is None
 
 
+def test_simplest_case_passes_over_a_format_that_holds_no_head_size() -> None:
+    """A kernel whose float16 head sizes cannot be packed would be refused although float32 ones can."""
+    case = simplest_case("paged_decode", Supports(head_sizes=(4,), layouts=("packed",)), {})
+    assert case.dtype == "float32"
+
+
+def test_a_kernel_for_one_pair_of_sizes_has_a_simplest_case() -> None:
+    """A kernel for multi-head latent attention could not be declared: its K and V never have the same size."""
+    supports = Supports(head_sizes=(192,), v_head_sizes=(128,), layouts=("interleaved", "NHD"))
+    case = simplest_case("paged_decode", supports, {})
+    assert (case.head_size, case.value_size, case.layout) == (192, 128, "NHD")  # type: ignore[union-attr]  # it is paged
+    assert why_unsupported(supports, {}, case) is None
+
+
 def test_no_format_at_all_is_an_error_that_says_what_to_do() -> None:
     """A declaration that no case fits would fail somewhere else, later."""
     with pytest.raises(ValueError, match=r"head_sizes=\(13,\).*multiples of 8.*add such a size"):

@@ -42,12 +42,6 @@ def test_a_plain_case_says_nothing_of_variants() -> None:
     assert paged().variant is PLAIN_VARIANT
 
 
-def test_variants_survive_json() -> None:
-    """A saved case would be replayed without its window."""
-    case = paged(window=3, alibi="scattered", sinks="high")
-    assert decode_case("paged_decode", encode_case(case)) == case
-
-
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

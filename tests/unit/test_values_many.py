@@ -118,14 +118,6 @@ def test_signs_are_those_of_the_row() -> None:
     assert torch.equal(found.long(), expected)
 
 
-def test_states_are_left_alone() -> None:
-    """The second tensor that is drawn from the same rows would hold other numbers."""
-    states = STATES.clone()
-    first = draw_on_host(states, "normal", 3, 8)
-    assert torch.equal(states, STATES)
-    assert torch.equal(draw_on_host(states, "normal", 3, 8), first)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("exponent", [-14, -5, 0, 3])
 def test_same_bits_as_the_conversion_elsewhere(dtype: torch.dtype, exponent: int) -> None:
