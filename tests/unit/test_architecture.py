@@ -101,6 +101,7 @@ LIGHT = [
     "attnfuzz.campaign.startup",
     "attnfuzz.campaign.saved.replay",
     "attnfuzz.judging.runner",
+    "attnfuzz.report.html",
 ]
 HEAVY = {"torch", "triton", "hypothesis", "numpy"}
 
