@@ -38,23 +38,6 @@ from attnfuzz.problems.supports import OptionValue, Supports, check_options
 from attnfuzz.project import search_path, why_foreign
 from attnfuzz.untrusted_text import check_text, places, printable, text_of, type_name
 
-__all__ = [
-    "BUNDLED_MODULE",
-    "Absent",
-    "Builder",
-    "Declaration",
-    "EnginePlan",
-    "Kernel",
-    "KernelFunction",
-    "KernelLoadError",
-    "Numerics",
-    "Supports",
-    "absent_kernels",
-    "kernel",
-    "load_kernels",
-    "parts_of",
-]
-
 BUNDLED_MODULE = "attnfuzz.kernels.bundled"
 
 _COMPOSITION = "attnfuzz.composition"

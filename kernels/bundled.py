@@ -33,43 +33,6 @@ from attnfuzz.kernels.paged import paged_simple as simple
 from attnfuzz.kernels.q_block import launch as launch_q_block
 from attnfuzz.kernels.q_block import q_block_simple as simple_blocks
 
-__all__ = [
-    "dense_eager",
-    "dense_naive",
-    "latent_eager",
-    "latent_grouped",
-    "latent_grouped_auto",
-    "masked_attention_eager",
-    "masked_attention_naive",
-    "merge_many_th",
-    "merge_states_eager",
-    "merge_states_in_place",
-    "merge_states_triton",
-    "merge_states_triton_th",
-    "merge_states_wide",
-    "merge_states_wide_th",
-    "paged_attention_auto",
-    "paged_attention_eager",
-    "paged_attention_mixed",
-    "paged_attention_naive",
-    "paged_attention_q_block",
-    "paged_attention_segments",
-    "paged_attention_simple",
-    "paged_attention_static",
-    "paged_attention_v1",
-    "paged_attention_v2",
-    "paged_eager",
-    "paged_grouped",
-    "paged_grouped_auto",
-    "paged_naive",
-    "paged_simple",
-    "paged_split_k",
-    "paged_split_k_auto",
-    "paged_split_k_eager",
-    "split_k_partials",
-    "split_k_partials_eager",
-]
-
 State = tuple[Tensor, Tensor]
 
 _ROW_BY_ROW: dict[str, Any] = {"batch_invariant": True, "graph_replay": True}

@@ -27,16 +27,6 @@ from attnfuzz.kernels.common.prepare import (
 )
 from attnfuzz.kernels.common.variants import Variant, Variants
 
-__all__ = [
-    "attend_rows",
-    "dense_decode",
-    "merge_states",
-    "paged_decode",
-    "reduce_splits",
-    "split_decode",
-    "split_paged_decode",
-]
-
 _LARGEST_PRODUCT = 1 << 24
 """Elements: 64 MiB of float32."""
 

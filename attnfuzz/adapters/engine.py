@@ -11,14 +11,13 @@ from typing import Any
 
 import msgspec
 
-from attnfuzz.declaration import Absent, Builder, EnginePlan, Kernel, KernelFunction, Numerics, Supports, kernel
+from attnfuzz.declaration import Absent, Builder, EnginePlan, Kernel, KernelFunction, kernel
 from attnfuzz.environment import installed
 from attnfuzz.problems.cases import BundledProblem
+from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.own import Problem
-from attnfuzz.problems.supports import OptionValue
+from attnfuzz.problems.supports import OptionValue, Supports
 from attnfuzz.untrusted_text import text_of, type_name
-
-__all__ = ["Engine"]
 
 
 @dataclass(frozen=True)

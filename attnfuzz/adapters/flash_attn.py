@@ -13,8 +13,6 @@ from torch import Tensor
 
 import attnfuzz
 
-__all__ = ["v3_varlen", "v3_with_kvcache", "varlen", "with_kvcache"]
-
 FLASH_ATTENTION_2 = attnfuzz.Engine("flash-attn", tried=("2.8.3.post2",))
 FLASH_ATTENTION_3 = attnfuzz.Engine("flash_attn_3", tried=("3.0.0b1",))
 _CACHES: dict[str, Any] = {"dtypes": ("float16", "bfloat16"), "layouts": ("NHD", "interleaved")}

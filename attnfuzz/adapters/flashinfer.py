@@ -25,34 +25,6 @@ from attnfuzz.adapters.tokens import flat, slots_of
 from attnfuzz.families import CacheWrite, History, LatentVerify, MergeRanks
 from attnfuzz.families.history import steps_of
 
-__all__ = [
-    "append",
-    "append_mla",
-    "batch_attention",
-    "batch_attention_sinks",
-    "batch_decode",
-    "batch_decode_fixed_split",
-    "batch_decode_graph",
-    "batch_prefill",
-    "batch_prefill_graph",
-    "batch_prefill_mask",
-    "cascade",
-    "history",
-    "merge_ranks",
-    "merge_state",
-    "merge_state_in_place",
-    "merge_states",
-    "mla_decode",
-    "mla_decode_graph",
-    "mla_verify",
-    "pod",
-    "pod_single",
-    "single_decode",
-    "single_prefill",
-    "single_prefill_fa3",
-    "xqa",
-]
-
 FLASHINFER = attnfuzz.Engine("flashinfer-python", tried=("0.5.3", "0.7.2.post1"), builder=FlashInferBuilds())
 _WORKSPACE_BYTES = 128 << 20
 _KEPT_WRAPPERS = 8

@@ -25,8 +25,6 @@ from typing import Any
 
 from attnfuzz.own_files import write_file
 
-__all__ = ["FlashInferBuilds"]
-
 _OWN_LOG = "builddir = $name\n"
 _LOGS = (".ninja_log", ".ninja_deps")
 _LOOK_EVERY_S = 0.2

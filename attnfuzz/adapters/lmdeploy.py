@@ -18,8 +18,6 @@ import attnfuzz
 from attnfuzz.families import CacheWrite, History
 from attnfuzz.families.history import steps_of
 
-__all__ = ["fill_kv_cache", "flash_attention", "history", "paged_attention", "paged_attention_latent"]
-
 LMDEPLOY = attnfuzz.Engine("lmdeploy", tried=("0.18.0",))
 _OPS = "lmdeploy.pytorch.kernels.cuda"
 _DECODE = {"attend": (f"{_OPS}.pagedattention:flash_attn_with_kvcache",)}

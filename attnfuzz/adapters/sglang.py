@@ -32,42 +32,6 @@ from attnfuzz.families.indexer_topk import chosen_scores
 from attnfuzz.problems.choices import HEAD_SIZES
 from attnfuzz.problems.supports import DTYPES
 
-__all__ = [
-    "block_sparse",
-    "dcp_correct",
-    "dcp_exchange",
-    "dcp_exchange_lse",
-    "decode_attention",
-    "decode_attention_fp8",
-    "decode_attention_graph",
-    "decode_attention_mla",
-    "extend_attention",
-    "extend_attention_fp8",
-    "extend_attention_mask",
-    "extend_attention_tree",
-    "extend_attention_unified",
-    "extend_attention_unified_fp8",
-    "fused_rope_and_cache",
-    "gated_delta",
-    "gated_delta_packed",
-    "gated_delta_sigmoid",
-    "indexer_topk",
-    "kda_packed",
-    "merge_state",
-    "merge_state_v2",
-    "mimo_local_attention",
-    "prefill_attention",
-    "sparse_mla_decode",
-    "sparse_mla_prefill",
-    "sparse_mla_prefill_union",
-    "suffix_merge",
-    "triton_backend_history",
-    "unified_attention_3d_mtp",
-    "verify_mla",
-    "verify_splitkv",
-    "verify_splitkv_fp8",
-]
-
 SGLANG = attnfuzz.Engine("sglang", tried=("0.5.23",), settled=("0.5.23",))
 SGL_KERNEL = attnfuzz.Engine("sglang-kernel", tried=(), written_for=("0.4.10",))
 _OPS = ("sglang.kernels.ops.attention", "sglang.srt.layers.attention.triton_ops")

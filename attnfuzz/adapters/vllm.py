@@ -28,47 +28,6 @@ from attnfuzz.families.turbo import row_parts
 from attnfuzz.problems.quantised_kv import KvDtype
 from attnfuzz.problems.variants import VariantName
 
-__all__ = [
-    "chunked_prefill",
-    "chunked_prefill_alibi",
-    "dcp_correct",
-    "dcp_exchange",
-    "decode_attention",
-    "decode_attention_mla",
-    "diffkv",
-    "diffkv_segments",
-    "flash_attention_3",
-    "flash_attention_3_decode",
-    "flash_attention_3_sinks",
-    "flash_attn_backend",
-    "flash_mla",
-    "gated_delta",
-    "gated_delta_packed",
-    "gated_delta_sigmoid",
-    "kda",
-    "kda_packed",
-    "merge_attn_states",
-    "merge_attn_states_cuda",
-    "prefill_attention",
-    "prefix_prefill",
-    "reshape_and_cache",
-    "reshape_and_cache_int4",
-    "reshape_and_cache_per_token_head",
-    "segmented",
-    "segmented_full",
-    "sparse_mla",
-    "triton_backend",
-    "turboquant_decode",
-    "turboquant_store",
-    "unified_attention",
-    "unified_attention_full",
-    "unified_attention_quantised",
-    "unified_attention_quantised_segments",
-    "unified_attention_segments",
-    "unified_attention_tree",
-    "verify_mla",
-]
-
 VLLM = attnfuzz.Engine("vllm", tried=("0.33.0",), settled=("0.33.0",))
 _OPS = ("vllm.v1.attention.ops", "vllm.attention.ops")
 

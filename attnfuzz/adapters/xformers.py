@@ -14,8 +14,6 @@ from torch import Tensor
 
 import attnfuzz
 
-__all__ = ["splitk", "splitk_queries"]
-
 XFORMERS = attnfuzz.Engine("xformers", tried=("0.0.35",))
 _FMHA = "xformers.ops.fmha"
 _NEEDS = {

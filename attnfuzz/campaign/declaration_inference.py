@@ -62,6 +62,7 @@ from attnfuzz.identity.bug import is_refusal, is_told_of_all, lacks_lse
 from attnfuzz.isolation.outcomes import DeadlinePassed, ServiceError
 from attnfuzz.judging.runner import ProblemUnusable, Runner
 from attnfuzz.minimise import minimise
+from attnfuzz.mistake import READ_BEFORE_WRITTEN
 from attnfuzz.oracles.registry import ACCURACY, DEAD_MEMORY, HANG, oracle_of
 from attnfuzz.problems.cases import (
     CASE_TYPES,
@@ -91,7 +92,7 @@ from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.recipes import STRIDE_KINDS, StrideKind
 from attnfuzz.problems.supports import LseKind, LseLayout, Strides, Supports, as_call
-from attnfuzz.verdict import READ_BEFORE_WRITTEN, Failure, Verdict
+from attnfuzz.verdict import Failure, Verdict
 
 _TIMEOUT_S = {"cpu": 3.0, "cuda": 20.0}
 _PATIENCE_S = {"cpu": 180.0, "cuda": 600.0}

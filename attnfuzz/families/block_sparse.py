@@ -17,8 +17,6 @@ import attnfuzz
 from attnfuzz import Choice, Expected, Integer, Integers, TensorSpec
 from attnfuzz.problems.wording import plural
 
-__all__ = ["BlockSparse"]
-
 
 class BlockSparse(attnfuzz.PagedProblem):
     """``query_len``: query tokens of each sequence, the last of its ``lengths``. ``sparse_block``: tokens of a block,

@@ -21,8 +21,6 @@ from attnfuzz import Choice, Expected, Integer, Seed, TensorSpec
 from attnfuzz.families.formats import FORMATS, LEAST_SCALE, SCALE_ERROR, Between, rotation
 from attnfuzz.numerics.rounded import Rounded, exactly
 
-__all__ = ["CacheWrite", "one_token_is_kept"]
-
 _FORMATS = {"fp8": "float8_e4m3fn", "fp8_token": "float8_e4m3fn", "int8_token": "int8"}
 _PACKED = {"int4_token": FORMATS["int4"], "int4_rotated": FORMATS["int4"], "nvfp4": FORMATS["nvfp4"]}
 _LARGEST = {"float8_e4m3fn": 448.0, "int8": 127.0}

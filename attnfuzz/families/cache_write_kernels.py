@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 import attnfuzz
-from attnfuzz.families.cache_write import CacheWrite, one_token_is_kept
+from attnfuzz.families.cache_write import CacheWrite
+from attnfuzz.families.cache_write import one_token_is_kept as one_token_is_kept
 from attnfuzz.families.formats import rotation
 from attnfuzz.kernels.cache import launch
-
-__all__ = ["cache_write", "cache_write_eager", "one_token_is_kept"]
 
 _ROTARY = attnfuzz.Choice(("none", "neox", "gptj"))
 _TIES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)

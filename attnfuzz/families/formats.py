@@ -15,19 +15,6 @@ from torch import Tensor
 
 from attnfuzz.numerics.rounded import Rounded
 
-__all__ = [
-    "FORMATS",
-    "LEAST_SCALE",
-    "SCALE_ERROR",
-    "Between",
-    "PackedFormat",
-    "Written",
-    "latent_row_size",
-    "latent_rows",
-    "parts_of_latents",
-    "rotation",
-]
-
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _E2M1_TIES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 LEAST_SCALE = 1e-6

@@ -18,8 +18,6 @@ from torch import Tensor
 import attnfuzz
 from attnfuzz import Choice, Expected, Integer, Integers, Seed, TensorSpec
 
-__all__ = ["History", "steps_of"]
-
 _OF_STEP = ("q", "k", "v", "slots", "table", "lens", "starts", "out")
 
 

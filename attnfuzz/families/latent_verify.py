@@ -17,8 +17,6 @@ import attnfuzz
 from attnfuzz import Choice, Expected, Integer, Integers, Seed, TensorSpec
 from attnfuzz.families.formats import FORMATS, latent_row_size, latent_rows, parts_of_latents
 
-__all__ = ["LatentVerify"]
-
 _MOST_PARTIALS = 32
 _DEQUANTISED = attnfuzz.Numerics(dequantised="input")
 _SMALLEST = (2.0**-13, 2.0**-13)

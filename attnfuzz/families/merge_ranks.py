@@ -18,8 +18,6 @@ from attnfuzz import Choice, Expected, Integer, Integers, Seed, TensorSpec
 from attnfuzz.numerics.arithmetic import FLOAT32_ROUNDOFF
 from attnfuzz.numerics.rounded import Rounded, exactly
 
-__all__ = ["MergeRanks"]
-
 _FAR = 192.0
 """exp and exp2 of it leave float32 on either side."""
 _QUOTIENT = 4 * FLOAT32_ROUNDOFF

@@ -16,8 +16,6 @@ import attnfuzz
 from attnfuzz import Choice, Expected, TensorSpec
 from attnfuzz.families.formats import FORMATS, PackedFormat, rotation
 
-__all__ = ["PackedDecode"]
-
 _ROTATED = attnfuzz.Numerics(query="scaled")
 """A rotated query is rounded to the dtype of q, as one times the scale is."""
 _SUM_ERROR = 2.0**-20

@@ -22,8 +22,6 @@ import attnfuzz
 from attnfuzz import Choice, Expected, Integer, Integers, Seed, TensorSpec
 from attnfuzz.numerics.rounded import Rounded, exactly
 
-__all__ = ["RecurrentDecode"]
-
 _EPSILON = 1e-6
 """Below the root of what q and k are divided by."""
 _LINEAR_FROM = 20.0

@@ -17,8 +17,6 @@ import attnfuzz
 from attnfuzz import Choice, Expected, Integer, Integers, Seed, TensorSpec
 from attnfuzz.families.formats import latent_row_size, latent_rows, parts_of_latents
 
-__all__ = ["SparseDecode"]
-
 _INT_MIN, _INT_MAX = -(1 << 31), (1 << 31) - 1
 
 

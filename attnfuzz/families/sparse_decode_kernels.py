@@ -11,9 +11,6 @@ from attnfuzz.families.formats import latent_rows, parts_of_latents
 from attnfuzz.families.sparse_decode import SparseDecode
 from attnfuzz.kernels.latent import launch
 
-__all__ = ["sparse_decode", "sparse_decode_auto", "sparse_decode_eager"]
-
-
 _OPTIONS = {"num_splits": (3, 1, 2, 5), "tile": (32, 16)}
 
 

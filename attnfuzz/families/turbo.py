@@ -18,8 +18,6 @@ import attnfuzz
 from attnfuzz import Choice, Expected, Integer, Seed, TensorSpec
 from attnfuzz.families.formats import rotation
 
-__all__ = ["TurboDecode", "TurboWrite", "codes_of", "packed_codes", "row_parts", "split_row"]
-
 _ERROR = 2.0**-19
 """Of what a kernel works out in float32 of a row, against the sum of its sizes."""
 _LEAST_STEP = 1e-8

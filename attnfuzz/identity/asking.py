@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from attnfuzz.cases.features import KV_STRIDES_DIFFER, SHARED_PAGES
+from attnfuzz.cases.facets.storage import KV_STRIDES_DIFFER, SHARED_PAGES
 from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs
 from attnfuzz.identity.features import case_features, kernel_parts, needs_numbers, widened
 from attnfuzz.identity.nearby_cases import (

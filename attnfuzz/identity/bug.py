@@ -34,6 +34,7 @@ from attnfuzz.identity.features import (
 )
 from attnfuzz.judging.leaks import LEAK
 from attnfuzz.mistake import (
+    KEPT_BETWEEN_CALLS,
     PAST_THE_END,
     WITHOUT_WEIGHT,
     are_of_what_was_read,
@@ -46,7 +47,7 @@ from attnfuzz.oracles.registry import RED_ZONE, OracleName, oracle_of
 from attnfuzz.problems.cases import AttentionCase, Case, encode_case
 from attnfuzz.problems.feature import Feature, words_of
 from attnfuzz.problems.repeated import plain_values
-from attnfuzz.verdict import KEPT_BETWEEN_CALLS, REPLACED, RESULT, Cause, Failure, SourceLine, ends_process, is_fault
+from attnfuzz.verdict import REPLACED, RESULT, Cause, Failure, SourceLine, ends_process, is_fault
 
 _FAULTS = ("SIGSEGV", "SIGBUS", "cuda:")
 _OF_STATISTICS = (":size", ":lean", ":factor")

@@ -5,24 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 
 from attnfuzz.bundled.merge_states import BOTH_EMPTY, FAR_APART, ONE_EMPTY, PAIR, SIDES_EMPTY, SOME
-from attnfuzz.cases.facets.heads import GROUPED, RATIO_NOT_POW2, SEVERAL_KV_HEADS
+from attnfuzz.cases.facets.heads import GROUPED, RATIO_NOT_POW2, SEVERAL_HEADS, SEVERAL_KV_HEADS
 from attnfuzz.cases.facets.sequences import SEVERAL_TOKENS
 from attnfuzz.cases.facets.storage import (
+    CACHE_STRIDES,
     FULL_PAGE,
+    KV_STRIDES_DIFFER,
     PARTIAL_PAGE,
     SEVERAL_PAGES,
     SEVERAL_PER_PAGE,
     strided,
     strided_tensor,
 )
-from attnfuzz.cases.features import (
-    CACHE_STRIDES,
-    KV_STRIDES_DIFFER,
-    SEVERAL_HEADS,
-    features,
-    general_features,
-    unusual_values,
-)
+from attnfuzz.cases.features import features, general_features, unusual_values
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.choices import CACHE_TENSORS

@@ -15,7 +15,7 @@ from attnfuzz.cases.facets import facets_of
 from attnfuzz.cases.facets.facet import listed
 from attnfuzz.corpus import FindingRecord, encode_regression
 from attnfuzz.identity.features import kernel_parts, most_specific
-from attnfuzz.mistake import mistake_of
+from attnfuzz.mistake import NARROW_OFFSETS, mistake_of
 from attnfuzz.oracles.registry import Severity, oracle_of
 from attnfuzz.problems.cases import (
     AttentionCase,
@@ -26,7 +26,7 @@ from attnfuzz.problems.cases import (
 from attnfuzz.problems.feature import Feature, words_of
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.supports import as_call
-from attnfuzz.verdict import NARROW_OFFSETS, Failure, ends_process, where_to_look
+from attnfuzz.verdict import Failure, ends_process, where_to_look
 
 _One = TypeVar("_One")
 

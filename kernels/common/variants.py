@@ -19,8 +19,6 @@ from torch import Tensor
 
 from attnfuzz.kernels.common.checks import check_positive
 
-__all__ = ["MaskedVariants", "Variant", "Variants", "check_variant", "sink_arguments"]
-
 
 class Variants(TypedDict, total=False):
     """Keyword arguments that every wrapper on a paged cache takes; None, or left out: not asked for.

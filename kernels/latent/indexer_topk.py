@@ -12,8 +12,6 @@ are missing. Scores become integers of the same order before:
 import triton
 import triton.language as tl
 
-__all__ = ["indexer_topk_kernel"]
-
 
 @triton.jit
 def _keys(p_row, place, length):

@@ -24,8 +24,9 @@ from attnfuzz.campaign.triage.confirmation import (
 )
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
+from attnfuzz.mistake import READ_BEFORE_WRITTEN
 from attnfuzz.problems.cases import Case, DenseDecodeCase
-from attnfuzz.verdict import READ_BEFORE_WRITTEN, Cause, Failure, Verdict
+from attnfuzz.verdict import Cause, Failure, Verdict
 from tests.unit.pretended_process import CRASH, KERNEL, WRONG, PretendedProcess, a_case, looked_into
 
 OTHERS = tuple(a_case(length) for length in range(10, 30))

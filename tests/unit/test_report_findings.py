@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from attnfuzz.campaign.finding import Finding
+from attnfuzz.mistake import NARROW_OFFSETS
 from attnfuzz.oracles.registry import Severity
 from attnfuzz.problems.cases import Problem, case_from_builtins
 from attnfuzz.problems.supports import Supports
@@ -20,7 +21,7 @@ from attnfuzz.report.findings import (
     severity_of,
     told_findings,
 )
-from attnfuzz.verdict import NARROW_OFFSETS, Cause
+from attnfuzz.verdict import Cause
 from tests.unit.report_results import CASES, MERGE, a_result
 from tests.unit.test_campaign_contract_gaps import finding, paged
 

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
+from attnfuzz.mistake import NARROW_OFFSETS
 from attnfuzz.report.ci import github_annotations
 from attnfuzz.report.files import write_json
 from attnfuzz.report.findings import title_of
@@ -19,7 +20,7 @@ from attnfuzz.report.junit import junit_xml
 from attnfuzz.report.progress import describe, panel
 from attnfuzz.report.summary import summarise
 from attnfuzz.report.terminal import print_result
-from attnfuzz.verdict import NARROW_OFFSETS, Cause, Failure
+from attnfuzz.verdict import Cause, Failure
 from tests.unit.report_results import DENSE, PAGED, a_finding, a_result
 
 FAR = Failure(

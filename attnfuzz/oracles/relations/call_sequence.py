@@ -31,6 +31,7 @@ from attnfuzz.inputs.registry import Contents, problem_of
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.patterns import bits, prefill_
+from attnfuzz.mistake import KEPT_BETWEEN_CALLS
 from attnfuzz.oracles import accuracy, registry
 from attnfuzz.oracles.exception import interpreter_limit
 from attnfuzz.oracles.relations.fresh_copy import fresh_copy
@@ -53,7 +54,7 @@ from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.trials.observation import KernelRaised, call
 from attnfuzz.trials.trial import Trial
 from attnfuzz.untrusted_text import text_of, type_name
-from attnfuzz.verdict import KEPT_BETWEEN_CALLS, Cause, Failure
+from attnfuzz.verdict import Cause, Failure
 
 _MOST_MORE = 64
 """Tokens by which a sequence grows: past the ends of some pages, tiles and splits, and no longer than that takes."""

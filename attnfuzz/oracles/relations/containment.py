@@ -38,6 +38,7 @@ from torch import Tensor
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.inputs.registry import Contents
+from attnfuzz.mistake import WITHOUT_WEIGHT
 from attnfuzz.numerics import attention_bound, error_ratio
 from attnfuzz.oracles import registry
 from attnfuzz.oracles.relations import own_containment
@@ -57,7 +58,7 @@ from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.trials.trial import Trial
 from attnfuzz.values import LogicalAttention
-from attnfuzz.verdict import WITHOUT_WEIGHT, Cause, Failure
+from attnfuzz.verdict import Cause, Failure
 
 _LOW = 2.0**15
 """An element of K that makes a score so low, in magnitude: every dtype has it."""

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from attnfuzz.inputs.open_module import OpenValues, Target, asked_again
 from attnfuzz.inputs.registry import Contents
+from attnfuzz.mistake import WITHOUT_WEIGHT
 from attnfuzz.oracles import registry
 from attnfuzz.oracles.relations.page_relocation import named_groups
 from attnfuzz.oracles.relations.relation import (
@@ -33,7 +34,7 @@ from attnfuzz.oracles.relations.relation import (
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.shapes import TensorSpec, tensor_specs
 from attnfuzz.trials.trial import Trial
-from attnfuzz.verdict import WITHOUT_WEIGHT, Cause, Failure
+from attnfuzz.verdict import Cause, Failure
 
 _WITH_NAN = ("float16", "bfloat16", "float32", "float64")
 _FINITE = 3.0

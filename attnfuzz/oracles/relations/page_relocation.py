@@ -54,6 +54,7 @@ from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.far import CACHES, FAR, MOST_ROWS, MOST_ROWS_ON_GPU, FarAllocator, gapped_strides, stretched_nbytes
 from attnfuzz.memory.sparse import sparse_memory
+from attnfuzz.mistake import NARROW_OFFSETS
 from attnfuzz.oracles import registry
 from attnfuzz.oracles.exception import context_lost
 from attnfuzz.oracles.relations.relation import Relation, as_it_is, on_host, unequal_bits, where_bits_differ
@@ -71,7 +72,7 @@ from attnfuzz.trials.comparison import Comparison, blame_of, extent, first_index
 from attnfuzz.trials.observation import KernelRaised, Observation, build_through_host, call
 from attnfuzz.trials.trial import Trial
 from attnfuzz.untrusted_text import text_of
-from attnfuzz.verdict import NARROW_OFFSETS, Cause, Failure
+from attnfuzz.verdict import Cause, Failure
 
 Unit = Literal["elements", "bytes", "ids"]
 
