@@ -56,7 +56,7 @@ def splitk(i: Any, *, split_k: int, **needs: Any) -> Callable[[], tuple[Tensor, 
     numerics=_NUMERICS,
 )
 def splitk_queries(i: Any, *, split_k: int, **needs: Any) -> Callable[[], tuple[Tensor, Tensor]]:
-    """The same for several query tokens, as many for each sequence."""
+    """`splitk` for several query tokens, as many for each sequence."""
     return _called(i, i.cu_seqlens_q.diff().tolist(), split_k, **needs)
 
 
