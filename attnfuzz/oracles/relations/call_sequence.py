@@ -160,7 +160,7 @@ _FEW_TWINS = 4
 
 
 def _few_of(declaration: Declaration, case: Case, *, compiles: bool) -> list[OtherCall]:
-    """Those of `other_calls_of` that have other shapes, and some of the others, which the case alone decides.
+    """The calls of `other_calls_of` that have other shapes, and some of the others, which the case alone decides.
 
     `compiles`: for a twin in another format a compiler takes longer than hundreds of cases. So all cases of a format
     have the same one of these, and another format has another.
@@ -365,7 +365,7 @@ def _built(trial: Trial) -> tuple[Any, Arena]:
 def _call(trial: Trial, inputs: Any, words: str) -> Results:
     allocations = TrackedAllocations(trial.device, poison="nan", prefill="nan")
     try:
-        results = call(trial.kernel, trial.case, inputs, allocations, wait=trial.wait)
+        results = call(trial.kernel, trial.case, inputs, allocations, wait=True)
     except KernelRaised as raised:
         raised.changed = words
         raise

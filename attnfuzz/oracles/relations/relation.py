@@ -78,7 +78,6 @@ def run_on(trial: Trial, changed: Changed) -> Observation:
             poison="nan",
             prefill="nan",
             placement=changed.placement,
-            wait=trial.wait,
             compile_clock=trial.compile_clock,
         )
     except KernelRaised as raised:
@@ -205,7 +204,7 @@ class Relation:
 
     @property
     def name(self) -> OracleName:
-        """That of its oracle."""
+        """The name of its oracle."""
         return self.oracle.name
 
 
