@@ -111,7 +111,7 @@ class Declaration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class Builder(Protocol):
-    """What compiles an engine's ``modules``, which are called so, and keeps them in a folder that ``setting`` chooses.
+    """A compiler of an engine's ``modules``, which are called so, and keeps them in a folder that ``setting`` chooses.
 
     It builds for one process, which calls no kernel.
     """
@@ -172,7 +172,8 @@ class Kernel:
 
     @functools.cached_property
     def oracles(self) -> tuple[OwnOracle, ...]:
-        """Those that stand beside its function, once its file has been imported. Raises ValueError for names twice."""
+        """The oracles that stand beside its function, once its file has been imported. Raises ValueError for names
+        twice."""
         return oracles_beside(self.__module__)
 
     def __call__(self, inputs: object, **options: OptionValue) -> Any:
@@ -321,7 +322,7 @@ def load_kernels(target: str, *, within: Path | None = None, folder: Path | None
 
 
 def absent_kernels(target: str) -> list[Absent]:
-    """Those of an engine's adapters that ``target`` names and that cannot be had here. Raises KernelLoadError."""
+    """The adapters of an engine that ``target`` names and that cannot be had here. Raises KernelLoadError."""
     place, _, pattern = target.rpartition(":")
     if (module := module_of(place)) == place:
         return []
@@ -453,7 +454,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _remedy(error: BaseException) -> str:
-    """What to do about a module that is missing or a field that does not exist; empty for other errors."""
+    """How to mend a module that is missing or a field that does not exist; empty for other errors."""
     missing = error.name if type(error) is ModuleNotFoundError else None
     if isinstance(missing, str):
         if missing.partition(".")[0] == "triton":

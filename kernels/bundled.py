@@ -174,7 +174,8 @@ def paged_split_k(inputs: Any, *, num_splits: int, partials: str, **options: Any
     numerics=_SHORT_PARTIALS,
 )
 def paged_split_k_auto(inputs: Any, *, partials: str, **options: Any) -> State:
-    """The same with as many splits as its shapes and a device call for, which need not be the one that runs it."""
+    """`paged_split_k` with as many splits as its shapes and a device call for, which need not be the one that runs
+    it."""
     return launch_paged.split_paged_decode(
         **_paged(inputs), sinks=inputs.sinks, out=inputs.out, lse=inputs.lse, partial_dtype=partials, **options
     )
@@ -205,7 +206,7 @@ def paged_grouped(inputs: Any, *, last_combines: bool = False, **options: Any) -
     numerics=_MATRIX_UNITS,
 )
 def paged_grouped_auto(inputs: Any, **options: Any) -> State:
-    """The same as the wrapper plans it, by the size of the batch and of the GPU."""
+    """`paged_grouped` as the wrapper plans it, by the size of the batch and of the GPU."""
     return launch_grouped.grouped_decode(
         **_packed(inputs),
         **_variants(inputs),
@@ -226,7 +227,7 @@ def paged_attention_v1(inputs: Any, **options: Any) -> State:
 
 @attnfuzz.kernel("paged_decode", supports=_PACKED, options={**_PARTITIONS, **_LANES}, numerics=_SHORT_PARTIALS)
 def paged_attention_v2(inputs: Any, *, partials: str, **options: Any) -> State:
-    """The same in partitions of a fixed number of tokens, then their reduction."""
+    """`paged_attention_v1` in partitions of a fixed number of tokens, then their reduction."""
     return launch_partitioned.paged_attention_v2(
         **_packed(inputs),
         **_variants(inputs),
@@ -275,7 +276,7 @@ def merge_states_triton(inputs: Any, **options: Any) -> State:
 
 @attnfuzz.kernel("merge_states", supports=_TOKENS_FIRST, options=_NUM_WARPS, numerics=_FLOAT32)
 def merge_states_triton_th(inputs: Any, **options: Any) -> State:
-    """The same with tokens first."""
+    """`merge_states_triton` with tokens first."""
     return launch_merge.merge_states(
         **_states(inputs), lse_layout="TH", output=inputs.output, output_lse=inputs.output_lse, **options
     )
@@ -291,7 +292,7 @@ def merge_states_wide(inputs: Any, **options: Any) -> State:
 
 @attnfuzz.kernel("merge_states", supports=_TOKENS_FIRST, options=_BLOCKS, numerics=_FLOAT32)
 def merge_states_wide_th(inputs: Any, **options: Any) -> State:
-    """The same with tokens first."""
+    """`merge_states_wide` with tokens first."""
     return launch_merge.merge_states_wide(
         **_states(inputs), lse_layout="TH", output=inputs.output, output_lse=inputs.output_lse, **options
     )
@@ -375,7 +376,7 @@ def paged_attention_q_block(inputs: Any, **options: Any) -> State:
     numerics=_MATRIX_UNITS,
 )
 def paged_attention_segments(inputs: Any, *, num_splits: int, **options: Any) -> State:
-    """The same over segments of each sequence in parallel, then their reduction."""
+    """`paged_attention_q_block` over segments of each sequence in parallel, then their reduction."""
     return _q_block(inputs, num_segments=num_splits, **options)
 
 
@@ -383,7 +384,7 @@ def paged_attention_segments(inputs: Any, *, num_splits: int, **options: Any) ->
     "paged_attention", supports=_PAGED, options={"num_splits": (1, 3), **_Q_BLOCKS}, numerics=_MATRIX_UNITS
 )
 def paged_attention_static(inputs: Any, *, num_splits: int, **options: Any) -> State:
-    """The same by a fixed number of programs that share out the work on the device."""
+    """`paged_attention_segments` by a fixed number of programs that share out the work on the device."""
     return _q_block(inputs, num_segments=num_splits, static_grid=True, **options)
 
 
@@ -394,13 +395,15 @@ def paged_attention_static(inputs: Any, *, num_splits: int, **options: Any) -> S
     numerics=_MATRIX_UNITS,
 )
 def paged_attention_auto(inputs: Any, **options: Any) -> State:
-    """The same with blocks, tiles and segments that the wrapper chooses by the GPU and the shapes of the batch."""
+    """`paged_attention_segments` with blocks, tiles and segments that the wrapper chooses by the GPU and the shapes of
+    the batch."""
     return _q_block(inputs, **_given(options))
 
 
 @attnfuzz.kernel("paged_attention", supports=_PAGED_PADDED, numerics=_MATRIX_UNITS)
 def paged_attention_mixed(inputs: Any) -> State:
-    """The same with the decodes that come first in a launch of their own; a server knows on its host how many."""
+    """`paged_attention_auto` with the decodes that come first in a launch of their own; a server knows on its host how
+    many."""
     has_one = inputs.cu_seqlens_q.diff() == 1
     return _q_block(inputs, num_decodes=int(has_one.long().cumprod(0).sum()))
 
@@ -430,7 +433,7 @@ def latent_grouped(inputs: Any, **options: Any) -> State:
     numerics=_MATRIX_UNITS,
 )
 def latent_grouped_auto(inputs: Any, **options: Any) -> State:
-    """The same as the wrapper plans it, by the size of the batch and of the GPU."""
+    """`latent_grouped` as the wrapper plans it, by the size of the batch and of the GPU."""
     return launch_latent.latent_decode(**_latent(inputs), **_given(options))
 
 

@@ -289,7 +289,7 @@ def adopting(numerics: Numerics, named: Mapping[str, str]) -> Numerics:
 
 
 def designs_of(numerics: Numerics, designs: Iterable[Mapping[str, str]]) -> Iterator[Numerics]:
-    """Those of ``designs`` that a kernel with ``numerics`` may be declared as, the likeliest first.
+    """The ``designs`` that a kernel with ``numerics`` may be declared as, the likeliest first.
 
     None that is less likely than one which is declared away: that is what the kernel does, and must not. Nor any of a
     kernel that promises to round less than it may: whoever says that knows what it rounds.
@@ -851,7 +851,7 @@ class _Inference:
             self._leave_out_of("layouts", layouts_of(self.supports), ("wrong", "dies"))
 
     def _values(self, name: str, values: Sequence[Any], outcomes: Sequence[Outcome]) -> dict[Any, _ProbeOutcome]:
-        """Those of ``values`` that are not taken."""
+        """The ``values`` that the kernel does not take, and what became of them."""
         (ordinary,) = getattr(self.point, name)
         found = {}
         for value in values:

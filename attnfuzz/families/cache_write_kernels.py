@@ -19,7 +19,7 @@ _TIES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 
 
 class _Part(NamedTuple):
-    """What is written of K or of V, places of a page before heads."""
+    """The part of K or of V that is written, places of a page before heads."""
 
     new: Tensor
     cache: Tensor
@@ -106,7 +106,7 @@ def _rotated(inputs: Any, rows: Tensor, table: Tensor) -> Tensor:
 
 
 def _parts(inputs: Any) -> Iterator[_Part]:
-    """Of K and of V."""
+    """One part of K and one of V."""
     for name, new in (("k", inputs.key), ("v", inputs.value)):
         scale = getattr(inputs, f"{name}_scales", getattr(inputs, f"{name}_scale", None))
         parts = [getattr(inputs, f"{name}_cache"), scale, getattr(inputs, f"{name}_zeros", None)]

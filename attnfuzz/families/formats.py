@@ -24,7 +24,7 @@ SCALE_ERROR = 2.0**-21
 
 
 class Between(NamedTuple):
-    """What a right kernel may have: one number, where ``low`` and ``high`` are equal."""
+    """The numbers that a right kernel may have: one, where ``low`` and ``high`` are equal."""
 
     low: Tensor
     high: Tensor
@@ -35,7 +35,7 @@ class Between(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What may be stored of the numbers of tokens and heads, and the ``numbers`` that it stands for."""
+    """Codes, scales and zero points that may be stored of tokens and heads, and the ``numbers`` they stand for."""
 
     packed: Between
     scales: Between

@@ -164,7 +164,7 @@ class RecurrentDecode(attnfuzz.Problem):
         return {name: results.expected() for name, results in found.items()}
 
     def mistakes(self, case: Any, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
-        """Of the formula, of the keys of a head, of gates, and of the slot from which a sequence begins."""
+        """Mistakes about the formula, the keys of a head, gates, and the slot from which a sequence begins."""
         found: dict[str, dict[str, Any]] = {
             "the state decays after it was corrected, not before": {"step": "decays last"},
             "what the state says of a key is taken before it decays": {"step": "asked before it decays"},

@@ -29,7 +29,7 @@ def sparse_decode(inputs: Any, **options: Any) -> None:
 
 @attnfuzz.kernel(SparseDecode(), supports=attnfuzz.Supports(graph_replay=True))
 def sparse_decode_auto(inputs: Any) -> None:
-    """The same as the wrapper plans it, by the size of the batch and of the GPU."""
+    """Sparse decode as the wrapper plans it, by the size of the batch and of the GPU."""
     sparse_decode.function(inputs)
 
 

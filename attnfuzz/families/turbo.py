@@ -45,7 +45,7 @@ def row_parts(case: Any) -> list[int]:
 
 
 def split_row(rows: Tensor, case: Any) -> tuple[Tensor, ...]:
-    """Those parts of rows."""
+    """The parts of rows that `row_parts` counts."""
     ends = tuple(itertools.accumulate(row_parts(case)[:-1]))
     return torch.tensor_split(rows, ends, dim=-1)
 
@@ -59,7 +59,7 @@ def _centroids(case: Any) -> Tensor:
 
 
 def _turn(case: Any) -> Tensor:
-    """What a row is multiplied with before it is told by centroids; its length stays."""
+    """The matrix that a row is multiplied with before it is told by centroids; its length stays."""
     turn = rotation(case.head_size)
     return turn.div(turn[0].square().sum().sqrt()).float()
 

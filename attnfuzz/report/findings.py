@@ -182,12 +182,12 @@ class ToldFinding:
 
     @property
     def target(self) -> str:
-        """That of its kernel."""
+        """The target of its kernel."""
         return self.finding.declaration.target
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Those of all kernels that show it."""
+        """The targets of all kernels that show it."""
         return (self.target, *(one.target for one in self.others))
 
     @property
@@ -242,7 +242,7 @@ def told_findings(result: CampaignResult) -> list[ToldFinding]:
 
 
 def undecided(finding: Finding, statistics: Statistics) -> list[Finding]:
-    """Those that were not shrunk to the end, and may be ``finding``."""
+    """Findings that were not shrunk to the end, and may be ``finding``."""
     return [one for one in statistics.findings if statistics.told_with(one) is finding]
 
 
@@ -296,7 +296,7 @@ def _perhaps(finding: FindingRecord) -> Iterator[str]:
 
 
 def remedy_lines(limits: Mapping[str, Any], case: Case) -> tuple[str, ...]:
-    """That a kernel which is meant to do this declares ``limits``; nothing if there are none."""
+    """Advice that a kernel which is meant to do this declares ``limits``; nothing if there are none."""
     return (f"if the kernel is {_words(case, limits)}, declare {as_call('Supports', limits)}",) if limits else ()
 
 

@@ -39,7 +39,7 @@ class Variants(TypedDict, total=False):
 
 
 class MaskedVariants(TypedDict, total=False):
-    """Those of ``Variants`` that go with a mask, which says itself what a query sees, and nothing of distances."""
+    """The ``Variants`` that go with a mask, which says itself what a query sees, and nothing of distances."""
 
     soft_cap: float | None
     sinks: Tensor | None
@@ -59,7 +59,7 @@ class Variant(NamedTuple):
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Those that are there, by name, to be checked with the others."""
+        """The tensors that are there, by name, to be checked with the others."""
         return {name: value for name, value in self._asdict().items() if isinstance(value, Tensor)}
 
     @property

@@ -107,7 +107,7 @@ def find_range(
 
 @triton.jit
 def splits_of_range(begin, end, total, ranges):
-    """Of the ranges of ``find_range`` the first that has one of the tiles ``[begin, end)``, and how many have.
+    """The first of the ranges of ``find_range`` that has one of the tiles ``[begin, end)``, and how many have.
 
     Range ``p`` begins at ``total * p // ranges``, so tile ``t`` is in the last ``p`` with ``total * p < (t + 1) *
     ranges``.

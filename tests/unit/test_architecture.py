@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -324,6 +325,17 @@ def test_modules_say_what_they_are_for() -> None:
     """A reader would have to open each of hundreds of files to find the one that knows something."""
     for path in SOURCES:
         assert ast.get_docstring(parsed(path)), f"{path} must start with a docstring"
+
+
+def test_docstrings_say_who_does_what() -> None:
+    """A reader would guess what "Of those" and "The same" speak of."""
+    for path in SOURCES:
+        if module_name(path).startswith("attnfuzz.explaining") or "hopper" in path.stem:  # not gone through yet
+            continue
+        documented = [node for node in nodes_of(path) if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module)]
+        texts = [text for node in documented if (text := ast.get_docstring(node))]
+        headless = [text for text in texts if re.match(r"(Of|What|The same|That|Those)\b", text)]
+        assert not headless, f"{path}: {headless}"
 
 
 def test_only_what_users_import_lists_its_names() -> None:

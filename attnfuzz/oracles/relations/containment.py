@@ -78,7 +78,7 @@ _Masks = Mapping[str, Bool[Tensor, "..."]]
 
 @dataclass(frozen=True, slots=True)
 class _Law:
-    """What the run of number `after` gives in every head of each row that `kept` names.
+    """The results of run number `after` in every head of each row that `kept` names.
 
     `before`: what it should give, from the results of the run on the case as it is and of all others; `differing`:
     where it does not, of these two. `finite`: values of which the run must differ as little, with a number in place of
@@ -395,7 +395,7 @@ def _of_empty_rows(
 def _lse_of_empty_rows(
     declaration: Declaration, place: _SpoiledToken
 ) -> tuple[Float64[Tensor, " num_q_heads"], Float64[Tensor, " num_q_heads"]]:
-    """That of each head's sink, or -inf, as the kernel returns it, and how far it may be off."""
+    """The log-sum-exp of each head's sink, or -inf, as the kernel returns it, and how far it may be off."""
     case = place.case
     numbers = {
         name: torch.tensor(of_heads, dtype=torch.float64, device="cpu")

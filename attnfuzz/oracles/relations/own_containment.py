@@ -123,7 +123,8 @@ def _row(case: OpenCase, written: Written) -> _Row | None:
 
 
 def _spoiled(written: Written, row: _Row, number: float) -> dict[str, tuple[Tensor, Tensor]]:
-    """What is written, with ``number`` in place of all that is written in what the row names, in the last head."""
+    """The tensors that are written, with ``number`` in place of all that is written in what the row names, in the last
+    head."""
     found = dict(written)
     for name, spec in row.tensors.items():
         tensor, is_written = written[name]
