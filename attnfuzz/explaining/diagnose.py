@@ -29,13 +29,13 @@ from attnfuzz.explaining.row import AttentionRow, AveragedRow
 from attnfuzz.inputs.reference import merge_all
 from attnfuzz.isolation.progress import run_is_over
 from attnfuzz.memory.patterns import Fill, poison_value
-from attnfuzz.mistake import K_SCALE, KV_SCALES, V_SCALE, common_to
+from attnfuzz.mistake import K_SCALE, KV_SCALES, LSE_TRANSPOSED, PAST_THE_END, V_SCALE, common_to
 from attnfuzz.numerics import error_ratio
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.wording import row_words
 from attnfuzz.trials.comparison import Comparison, Reference
-from attnfuzz.verdict import LSE_TRANSPOSED, PAST_THE_END, Cause
+from attnfuzz.verdict import Cause
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -20,11 +20,11 @@ from attnfuzz.explaining.low_precision import TILES
 from attnfuzz.explaining.mistakes import Family, Predicted, family
 from attnfuzz.explaining.row import AttentionRow, Query
 from attnfuzz.inputs.reference import row_weights
-from attnfuzz.mistake import K_SCALE, KV_SCALES, V_SCALE
+from attnfuzz.mistake import K_SCALE, KV_SCALES, PAST_THE_END, V_SCALE
 from attnfuzz.problems.block_table import block_table_rows, num_blocks, physical_pages
 from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase, has_query_lens
 from attnfuzz.problems.wording import plural, row_words
-from attnfuzz.verdict import MOST_PLACES, PAST_THE_END
+from attnfuzz.verdict import MOST_PLACES
 
 OF_PADDING = "a padding row, numbered as its sequence"
 """The way of reading another query in which that is nobody's."""

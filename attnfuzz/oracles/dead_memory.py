@@ -5,12 +5,13 @@ from functools import partial
 from attnfuzz.explaining.diagnose import OF_PLACES, Diagnosis, diagnose, past_the_end_within_bounds
 from attnfuzz.explaining.tokens import OF_PADDING
 from attnfuzz.inputs.registry import problem_of
+from attnfuzz.mistake import WITHOUT_WEIGHT
 from attnfuzz.oracles.accuracy import nearby
 from attnfuzz.problems.shapes import strides_of, tensor_specs
 from attnfuzz.trials.comparison import axes_of, blame_of, differing, extent, first_index, place_of
 from attnfuzz.trials.observation import Observation
 from attnfuzz.trials.trial import Trial, cause_of_difference
-from attnfuzz.verdict import WITHOUT_WEIGHT, Cause, Failure
+from attnfuzz.verdict import Cause, Failure
 
 
 def check(trial: Trial) -> Failure | None:

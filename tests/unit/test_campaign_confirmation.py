@@ -23,8 +23,9 @@ from attnfuzz.campaign.triage.confirmation import (
 )
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
+from attnfuzz.mistake import READ_BEFORE_WRITTEN
 from attnfuzz.problems.cases import Case, DenseDecodeCase
-from attnfuzz.verdict import READ_BEFORE_WRITTEN, Cause, Failure, Verdict
+from attnfuzz.verdict import Cause, Failure, Verdict
 from tests.unit.pretended_process import PretendedProcess, a_case, looked_into
 from tests.unit.search_bench import CRASH, KERNEL, WRONG
 

@@ -11,11 +11,13 @@ import pytest
 
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.triage.contract_gaps import needed_limits, restriction_of, with_remedy
+from attnfuzz.cases.facets.contents import FREED_PAGES
 from attnfuzz.cases.facets.facet import other_than
-from attnfuzz.cases.features import FREED_PAGES, KV_STRIDES_DIFFER
+from attnfuzz.cases.facets.storage import KV_STRIDES_DIFFER
 from attnfuzz.cases.supported import supports_case
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
+from attnfuzz.mistake import WITHOUT_WEIGHT
 from attnfuzz.oracles.registry import OracleName
 from attnfuzz.oracles.relations.page_relocation import stretched_axes, stretched_cache_axes
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
@@ -24,7 +26,7 @@ from attnfuzz.problems.feature import Feature
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.variants import Variant
 from attnfuzz.report.findings import finding_lines, remedy_lines
-from attnfuzz.verdict import WITHOUT_WEIGHT, Cause, Failure
+from attnfuzz.verdict import Cause, Failure
 from tests.cases import attention_case
 from tests.faults.campaigns import Campaign
 from tests.unit.named_features import named

@@ -21,12 +21,13 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs
 from attnfuzz.identity.features import NEEDS_PRECEDING
+from attnfuzz.mistake import WITHOUT_WEIGHT
 from attnfuzz.oracles.registry import ORACLES, oracle_of
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase, decode_case
 from attnfuzz.problems.choices import default_scale
 from attnfuzz.problems.recipes import LseKind, Pages
 from attnfuzz.problems.supports import Supports
-from attnfuzz.verdict import WITHOUT_WEIGHT, Cause, Failure, SourceLine, Verdict
+from attnfuzz.verdict import Cause, Failure, SourceLine, Verdict
 from tests.cases import dense_case, paged_case
 from tests.faults.campaigns import Campaign, saved
 from tests.unit.named_features import named, words

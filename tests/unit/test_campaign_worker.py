@@ -21,9 +21,10 @@ from attnfuzz.campaign.messages import (
 )
 from attnfuzz.campaign.statistics import WorkerProgress
 from attnfuzz.identity.bug import tag_of
+from attnfuzz.mistake import READ_BEFORE_WRITTEN
 from attnfuzz.problems.cases import DenseDecodeCase, decode_case, encode_case
 from attnfuzz.problems.supports import Supports
-from attnfuzz.verdict import READ_BEFORE_WRITTEN, Cause, Failure
+from attnfuzz.verdict import Cause, Failure
 from tests.unit.named_features import named
 from tests.unit.search_bench import CRASH, KERNEL, WRONG, Bench, after, grouped
 

@@ -225,11 +225,6 @@ def test_only_mutants_that_could_be_killed_count() -> None:
     assert {name: part.share for name, part in score().by_operator().items()} == {"sign": 1.0, "store": 0.0}
 
 
-def test_what_killed_is_counted() -> None:
-    """Nobody would see which oracles a suite of mutants leaves idle."""
-    assert score().by_killer() == [("dead_memory", 2), ("accuracy", 1), ("hang", 1)]
-
-
 KERNEL = """
 import attnfuzz
 from overlaid_helper import NAME

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.declaration import Declaration
+from attnfuzz.mistake import NARROW_OFFSETS
 from attnfuzz.oracles.registry import Severity
 from attnfuzz.problems.cases import Problem, case_from_builtins
 from attnfuzz.problems.supports import Supports
@@ -36,7 +37,7 @@ from attnfuzz.report.junit import junit_xml
 from attnfuzz.report.progress import describe, panel
 from attnfuzz.report.summary import summarise
 from attnfuzz.report.terminal import make_console, print_result
-from attnfuzz.verdict import NARROW_OFFSETS, Cause, Failure
+from attnfuzz.verdict import Cause, Failure
 from tests.unit.report_results import CASES, DENSE, MERGE, PAGED, a_finding, a_result
 from tests.unit.test_campaign_contract_gaps import finding, paged
 

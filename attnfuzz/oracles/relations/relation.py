@@ -80,7 +80,6 @@ def run_on(trial: Trial, changed: Changed, *, poison: Fill = "nan") -> Observati
             poison=poison,
             prefill="nan",
             placement=changed.placement,
-            wait=trial.wait,
             compile_clock=trial.compile_clock,
         )
     except KernelRaised as raised:
@@ -207,7 +206,7 @@ class Relation:
 
     @property
     def name(self) -> OracleName:
-        """That of its oracle."""
+        """The name of its oracle."""
         return self.oracle.name
 
 

@@ -141,7 +141,7 @@ def test_sequences_without_tokens_stay_empty_when_others_are_shortened(runner: R
 
 def test_a_plan_that_grows_changes_bits_within_their_bounds(runner: Runner, tmp_path: Path) -> None:
     """Accuracy is content, and so is determinism, and yet a server's answer depends on who asked before."""
-    plans = Edit("paged/launch.py", '\n__all__ = ["paged_decode"', '\n_PLANS: dict = {}\n__all__ = ["paged_decode"')
+    plans = Edit("paged/launch.py", "\n_SPLITS_PER_STEP = 4", "\n_PLANS: dict = {}\n_SPLITS_PER_STEP = 4")
     grows = """    key = len(q), num_splits
     num_splits = _PLANS[key] = max(_PLANS.get(key, 1), min(num_splits, block_table.shape[1]))
 """
