@@ -541,7 +541,8 @@ def through_the_table(row: AttentionRow) -> Iterator[Predicted]:
         if slots == [(row.seq, t) for t in positions]:
             continue
         if is_outside or is_unknown or is_nowhere:
-            yield Predicted(torch.full_like(row.expected, torch.nan), math.nan, way, words)
+            if math.isfinite(row.poison):  # where that is NaN, all of it would be given by NaN
+                yield Predicted(torch.full_like(row.expected, torch.nan), math.nan, way, words)
             continue
         k, v = (_in_slots(row, of_seq, slots) for of_seq in (row.keys_of, row.values_of))
         yield from _elsewhere(row, k, v, way, words)
