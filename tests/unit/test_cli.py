@@ -362,9 +362,9 @@ def test_what_triton_cannot_interpret_is_told_and_no_finding(tmp_path: Path) -> 
 
 def test_nothing_found_is_said_within_the_budget(tmp_path: Path) -> None:
     """The sentence that a kernel's author wants to read, with the effort behind it, and no files left behind."""
-    kernels = ("dense_eager", "merge_states_triton")
+    kernels = ("dense_eager", "merge_states_eager")
     options = ("--budget", "120s", "--workers", "1", "--json", "a.json", "--seed", "5")
-    with ending_after(cases=3):
+    with ending_after(cases=13):  # what a round of their formats takes
         run = attnfuzz("explore", *kernels, *options, cwd=tmp_path)
     assert run.returncode == 0, run.stdout + run.stderr
     summary = msgspec.json.decode((tmp_path / "a.json").read_bytes(), type=Summary)
