@@ -278,7 +278,7 @@ def test_a_kernel_that_cannot_be_searched_is_one_sentence(kernel: str, words: li
         "@attnfuzz.kernel('paged_decode', supports=attnfuzz.Supports(head_sizes=(13,), layouts=('packed',)))\n"
         "def narrow(inputs): ...\n"
     )
-    sentence = refused("explore", kernel, cwd=tmp_path)
+    sentence = refused("explore", kernel, "--workers", "1", cwd=tmp_path)
     for word in words:
         assert word in sentence
     assert not (tmp_path / ".attnfuzz").exists()
@@ -287,7 +287,7 @@ def test_a_kernel_that_cannot_be_searched_is_one_sentence(kernel: str, words: li
 def test_a_gpu_that_is_not_there_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Falling back to the CPU silently would report a GPU as tested."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert "no usable GPU" in refused("explore", "--device", "cuda", cwd=tmp_path)
+    assert "no usable GPU" in refused("explore", "--device", "cuda", "--workers", "1", cwd=tmp_path)
 
 
 @pytest.mark.night
