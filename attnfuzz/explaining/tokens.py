@@ -67,12 +67,29 @@ def _units(case: AttentionCase, length: int) -> Iterator[_Unit]:
     for parts in sorted({*_PARTS, case.partial_states} - {0, 1}):
         equal, of_pages = -(-length // parts), -(-length // page // parts) * page
         for size, name in {of_pages: f"part of {parts}, in whole pages", equal: f"part of {parts}"}.items():
-            yield _Unit(size, name, sorted({0, size - 1}))
+            yield _Unit(size, name, tuple(sorted({0, size - 1})))
 
 
-def token_sets(row: AttentionRow) -> Iterator[tuple[str, Positions]]:
+def token_sets(row: AttentionRow) -> Sequence[tuple[str, Positions]]:
     """Tokens that a kernel may treat alike by mistake, by the rule that says which they are in any row."""
-    length, every = row.num_tokens, range(row.num_tokens)
+    case = row.case
+    beside = (("the next sequence", row.seq + 1), ("the sequence before", row.seq - 1))
+    lengths = tuple((which, case.seq_lens[seq]) for which, seq in beside if 0 <= seq < case.num_seqs)
+    return _token_sets(row.num_tokens, row.first_seen, case.page_size, tuple(_units(case, row.num_tokens)), lengths)
+
+
+@functools.lru_cache(maxsize=8)  # as many as there are lengths in the runs of a diagnosis
+def _token_sets(
+    length: int, first: int, page: int, units: tuple[_Unit, ...], lengths: tuple[tuple[str, int], ...]
+) -> Sequence[tuple[str, Positions]]:
+    """Those of a row that sees ``length`` tokens from ``first`` on, beside sequences of other ``lengths``."""
+    return tuple(_made_token_sets(length, first, page, units, lengths))
+
+
+def _made_token_sets(
+    length: int, first: int, page: int, units: tuple[_Unit, ...], lengths: tuple[tuple[str, int], ...]
+) -> Iterator[tuple[str, Positions]]:
+    every = range(length)
     yield "every token but the last", tuple(every[:-1])
     yield "every token but the first", tuple(every[1:])
     for back in range(min(_MOST_AT_AN_END, length)):
@@ -83,20 +100,19 @@ def token_sets(row: AttentionRow) -> Iterator[tuple[str, Positions]]:
     for count in range(2, min(_MOST_AT_AN_END, length - 1) + 1):
         yield f"the last {count} tokens", tuple(every[-count:])
         yield f"the first {count} tokens", tuple(every[:count])
-    for step in (step for step in _STEPS if step != row.case.page_size):
+    for step in (step for step in _STEPS if step != page):
         for begin in range(min(step, length)):
             yield f"every {_ordinal(step)} token, from token {begin} on", tuple(every[begin::step])
     for parts in _PARTS:
         if length % parts:
             yield f"what is left over of {parts} equal parts", tuple(every[length // parts * parts :])
-    for which, other in (("the next sequence", row.seq + 1), ("the sequence before", row.seq - 1)):
-        if 0 <= other < row.case.num_seqs and 0 < row.case.seq_lens[other] < length:
-            yield f"what lies behind the length of {which}", tuple(every[row.case.seq_lens[other] :])
-    first = row.first_seen
+    for which, other in lengths:
+        if 0 < other < length:
+            yield f"what lies behind the length of {which}", tuple(every[other:])
     if first:
         yield "the first token of the window", (first,)
         yield "every token of the window but the last", tuple(every[first:-1])
-    for unit in _units(row.case, length):
+    for unit in units:
         yield from _of_unit(every, unit)
         size = unit.size
         if first % size:
@@ -595,8 +611,9 @@ def another_token(row: AttentionRow) -> Iterator[Family]:
     yield from family("another_token", found)
     named = _named_sets(row)
     for step, where in ((-1, "before"), (1, "behind")):
-        inside = [(way, chosen) for way, chosen in named if all(0 <= t + step < row.num_tokens for t in chosen)]
-        sources = [min(max(t + step, 0), row.num_tokens - 1) for t in range(row.num_tokens)]
+        last = row.num_tokens - 1
+        inside = [(way, chosen) for way, chosen in named if min(chosen) + step >= 0 and max(chosen) + step <= last]
+        sources = [min(max(t + step, 0), last) for t in range(row.num_tokens)]
 
         def told(chosen: Positions, sources: Sequence[int] = sources) -> str:
             return _moved_words(row, chosen, sources)
@@ -635,10 +652,13 @@ def _seen_of(row: AttentionRow, sets: Iterable[tuple[str, Positions]]) -> Iterat
 
 def _inside(sets: Collection[Positions], row: AttentionRow) -> Bool[Tensor, "sets seq_len"]:
     """Which tokens are in each set."""
-    places = [i * row.num_tokens + t for i, chosen in enumerate(sets) for t in chosen]
-    inside = torch.zeros(len(sets) * row.num_tokens, dtype=torch.bool, device="cpu")
-    inside[torch.tensor(places, dtype=torch.int64, device="cpu")] = True
-    return inside.view(len(sets), row.num_tokens)
+    chosen, counts = (
+        torch.tensor(list(numbers), dtype=torch.int64, device="cpu")
+        for numbers in (itertools.chain.from_iterable(sets), map(len, sets))
+    )
+    inside = torch.zeros(len(sets), row.num_tokens, dtype=torch.bool, device="cpu")
+    inside[torch.arange(len(sets), device="cpu").repeat_interleave(counts), chosen] = True
+    return inside
 
 
 def _are(tokens: Positions | Sequence[int]) -> str:
