@@ -248,9 +248,9 @@ def test_known_and_new_findings_are_told_apart() -> None:
     known = ("target", DENSE.target, "cause", result.findings[1].cause)
     result.statistics.against = Earlier("last.json", frozenset({known}))
     shown = Page(html_page(result))
-    assert "1 new finding, 1 known since last.json" in shown.text
+    assert "1 new finding, 1 known from last.json" in shown.text
     cells = [data.strip() for path, data in shown.texts if path[-1:] == ("td",) and data.strip()]
-    assert [cell for cell in cells if cell in ("new", "known since last.json")] == ["new", "known since last.json"]
+    assert [cell for cell in cells if cell in ("new", "known from last.json")] == ["new", "known from last.json"]
 
 
 def test_what_was_not_searched_is_told() -> None:

@@ -385,11 +385,11 @@ def test_known_findings_are_marked_and_not_counted() -> None:
     told = ("target", KERNEL.target, "cause", known.cause)
     result.statistics.against = Earlier("last.json", frozenset({told}))
     text = printed(result)
-    assert re.findall(r"\((new|known since last\.json)\)", text) == ["known since last.json", "new"]
-    assert verdict_sentence(result).startswith("1 new finding, 1 known since last.json, in 10 cases")
+    assert re.findall(r"\((new|known from last\.json)\)", text) == ["known from last.json", "new"]
+    assert verdict_sentence(result).startswith("1 new finding, 1 known from last.json, in 10 cases")
     result = a_result(known)
     result.statistics.against = Earlier("last.json", frozenset({told}))
-    assert verdict_sentence(result).startswith("nothing new found, 1 known since last.json, in 10 cases")
+    assert verdict_sentence(result).startswith("nothing new found, 1 known from last.json, in 10 cases")
 
 
 def test_shrinking_is_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
