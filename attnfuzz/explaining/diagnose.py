@@ -29,13 +29,13 @@ from attnfuzz.explaining.row import AttentionRow, AveragedRow
 from attnfuzz.inputs.reference import merge_all
 from attnfuzz.isolation.progress import run_is_over
 from attnfuzz.memory.patterns import Fill, poison_value
-from attnfuzz.mistake import K_SCALE, KV_SCALES, V_SCALE, common_to
+from attnfuzz.mistake import K_SCALE, KV_SCALES, LSE_TRANSPOSED, PAST_THE_END, V_SCALE, common_to
 from attnfuzz.numerics import error_ratio
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.wording import row_words
 from attnfuzz.trials.comparison import Comparison, Reference
-from attnfuzz.verdict import LSE_TRANSPOSED, PAST_THE_END, Cause
+from attnfuzz.verdict import Cause
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -139,7 +139,7 @@ _ENOUGH_WEIGHTS = 4
 """Measured weights of a row, of which three are free: no mistake gives them all by chance."""
 _FEWEST_EMPTY = 3
 """Rows without keys that read as many as another sequence has."""
-_MOST_NEIGHBOURS = 10
+_MOST_NEIGHBOURS = 11
 """Runs beside the failing one."""
 _FAR_OFF = 0.05
 """Part of the largest number of a row: few roundings to 8 bits make so large an error."""
@@ -182,12 +182,13 @@ def diagnose(
     *,
     nearby: Nearby | None = None,
     weighed: Callable[[], Iterable[AttentionRow]] = tuple,
+    among: Callable[[Cause], bool] | None = None,
 ) -> Diagnosis:
     """What the wrong element `index` of `failed` points to.
 
     `poison`: what dead memory held. `nearby`: makes runs on cases that tell mistakes apart; where it makes none, a
     mistake is told as what may be it. Without, nothing is told. `weighed`: measures the weights of the case's tokens,
-    which is asked for where these runs leave no single mistake.
+    which is asked for where these runs leave no single mistake. `among`: the mistakes that may be it, if not all.
     """
     run_is_over()  # what follows takes a while where much is wrong, and is not the kernel's doing
     case = reference.case
@@ -218,15 +219,15 @@ def diagnose(
             )
             return read or _of_empty(case, failed, number, head)
     if nearby is None:
-        found = Survivors(rows)
+        found = Survivors(rows, among=among)
         found.retell(rows.at((number, head)))
         return Diagnosis("", found.causes, found.maybe)
     runs = _runs_near(case, poison, nearby)
-    found = _left_by(rows, runs)
+    found = _left_by(rows, runs, among)
     if not found.is_settled and found.weigh(list(weighed())):
         for run in runs:
             found.ask(run)
-    if isinstance(case, AttentionCase) and (rows.are_nearly_right or not found.is_settled):
+    if among is None and isinstance(case, AttentionCase) and (rows.are_nearly_right or not found.is_settled):
         found.decide(precision_of(nearby(rounding_cases(case)), poison), rows)
     found.retell(rows.at((number, head)))
     told = found.told()
@@ -355,9 +356,13 @@ def _spread(every: Sequence[T], most: int) -> Sequence[T]:
 class Survivors:
     """The mistakes that give all wrong rows seen so far; fewer with each run that is asked."""
 
-    def __init__(self, rows: _Rows, *, decided: bool = False) -> None:
-        """``decided``: other runs will be asked, so that what fits few numbers is worth asking them about."""
+    def __init__(self, rows: _Rows, *, decided: bool = False, among: Callable[[Cause], bool] | None = None) -> None:
+        """``decided``: other runs will be asked, so that what fits few numbers is worth asking them about.
+
+        ``among``: the mistakes that may be it, none of them a rounding, if not all may.
+        """
         self._decided = decided
+        self._among = among
         self._rows = rows
         self._is_near = False
         self._is_finite = False
@@ -369,6 +374,7 @@ class Survivors:
         self.causes: tuple[Cause, ...] = ()
         self.maybe: tuple[str, ...] = ()
         self._refuted: set[Key] = set()
+        self._inexact: set[Key] = set()
         self._start(rows)
 
     def _start(self, rows: _Rows) -> None:
@@ -381,9 +387,11 @@ class Survivors:
         found = _given_by_all(wrong)
         self._refuted = _refuted_by(right, found)
         found = {key: one for key, one in found.items() if key not in self._refuted} or found
+        if self._among is not None:
+            found = {key: one for key, one in found.items() if self._among(one.cause)}
         exact = [match for match in found.values() if match.left <= _SAME_BOUNDS]
         roundings: tuple[Cause, ...] = ()
-        if all(isinstance(row, AttentionRow) for row in wrong):
+        if self._among is None and all(isinstance(row, AttentionRow) for row in wrong):
             rounded = _rounded(rows, wrong, right, self._replayed)
             self.maybe = rounded.perhaps()
             roundings = rounded.exactly(of_few=self._decided) if self._decided or not exact else ()
@@ -408,9 +416,8 @@ class Survivors:
         refuted = _refuted_by(right, map(_key, structural))
         kept = keys
         if wrong:
-            kept = {_key(one) for one in structural}
-            for row in wrong:
-                kept = _kept_by(row, kept) if kept else kept
+            kept, inexact = _kept_exactly(wrong, map(_key, structural))
+            self._inexact |= inexact
             if roundings and all(isinstance(row, AttentionRow) for row in wrong):
                 kept |= _rounded(rows, wrong, right, self._replayed).kept(roundings)
             if not kept:
@@ -505,7 +512,9 @@ class Survivors:
         replayed = list(_replays(row, mistakes))
         said = {key: match.cause for key, match in _matched(row, replayed).items()}
         for one in list(said.values()):
-            said.setdefault((one.mistake, _ANYHOW), msgspec.structs.replace(one, way=_ANYHOW))
+            told = {other.words for other in said.values() if other.mistake == one.mistake}
+            words = one.words if len(told) == 1 else IN_GENERAL.get(one.mistake, "")  # one may be a chance
+            said.setdefault((one.mistake, _ANYHOW), msgspec.structs.replace(one, way=_ANYHOW, words=words))
         for made in replayed:
             for i, way in enumerate(made.ways):
                 said.setdefault((made.cause, way), made.as_cause(i))
@@ -558,14 +567,17 @@ class Survivors:
     def told(self) -> str:
         """The cause, if it is the only one left and has been borne out; else what may be it, or nothing.
 
-        A rule, which says what is wrong in any case, is told if it gives the wrong rows of all runs. What right rows
-        speak against is so in some rows alone, whatever decides in which.
+        A rule, which says what is wrong in any case, is told if it gives the wrong rows of all runs, and within their
+        bounds: a token more or less of many changes a result by little more. What right rows speak against is so in
+        some rows alone, whatever decides in which.
         """
         is_sure = self._borne_out and not self._is_near and self._is_finite
         believed = () if self._is_contradicted else self.causes
         is_partial = any(_key(one) in self._refuted for one in believed)
         if is_partial or not self._borne_out or not self._is_general:
-            believed = tuple(msgspec.structs.replace(one, rule="") for one in believed)
+            believed = tuple(map(_without_rule, believed))
+        else:
+            believed = tuple(_without_rule(one) if _key(one) in self._inexact else one for one in believed)
         if self._is_nothing:  # that is what was seen, and all that leaves out every key explains it
             believed = tuple(one for one in believed if one.mistake in _NOTHING) or believed
         said = in_words(believed) or IN_GENERAL.get(common_to(one.mistake for one in believed), "")
@@ -574,12 +586,12 @@ class Survivors:
         return said if is_sure or not said else f"perhaps {said}"
 
 
-def _left_by(rows: _Rows, runs: Sequence[_Rows]) -> Survivors:
+def _left_by(rows: _Rows, runs: Sequence[_Rows], among: Callable[[Cause], bool] | None = None) -> Survivors:
     """The mistakes that ``runs`` leave of those of ``rows``."""
-    found = Survivors(rows, decided=True)
+    found = Survivors(rows, decided=True, among=among)
     telling = max(runs, key=lambda run: (run.told_by, run.longest), default=rows)
     if telling.told_by > rows.told_by:  # coincidences are fewer there; but it must be what the case shows
-        other = Survivors(telling, decided=True)
+        other = Survivors(telling, decided=True, among=among)
         other.ask(rows)
         found = other if other.causes and other.is_borne_out else found
     for run in runs:
@@ -619,6 +631,10 @@ def _has_numbers(row: AveragedRow) -> bool:
 
 def _key(one: Cause) -> Key:
     return one.mistake, one.way
+
+
+def _without_rule(one: Cause) -> Cause:
+    return msgspec.structs.replace(one, rule="")
 
 
 def precision_of(runs: Iterable[Compared], poison: Fill) -> Precision | None:
@@ -700,6 +716,21 @@ def _kept_by(row: AveragedRow, keys: Iterable[Key]) -> set[Key]:
     found = set(_matched(row, replayed))
     found |= {(mistake, _ANYHOW) for mistake, _ in found}
     return wanted & (found | silent(row, replayed))
+
+
+def _kept_exactly(wrong: Sequence[AveragedRow], keys: Iterable[Key]) -> tuple[set[Key], set[Key]]:
+    """Which of the mistakes give all these rows, and which of these only nearly: none where another does exactly."""
+    kept, exactly, near = set(keys), set[Key](), set[Key]()
+    for row in wrong:
+        replayed = list(_replays(row, {mistake for mistake, _ in kept}))
+        found = _matched(row, replayed)
+        within = {key for key, match in found.items() if match.left <= _SAME_BOUNDS}
+        given, within = ({*of_row, *((mistake, _ANYHOW) for mistake, _ in of_row)} for of_row in (found, within))
+        kept &= given | silent(row, replayed)
+        exactly |= within
+        near |= given - within
+    near &= kept
+    return (kept - near, set()) if kept & exactly - near else (kept, near)
 
 
 def _refuted_by(right: Sequence[AveragedRow], keys: Iterable[Key]) -> set[Key]:

@@ -26,7 +26,7 @@ class ProblemError(ValueError):
 
     @classmethod
     def raised(cls, method: str, case: OpenCase, error: Exception) -> ProblemError:
-        """What ``method`` raised on ``case``."""
+        """The error for what ``method`` raised on ``case``."""
         file = PurePath(case.problem.place.rpartition(":")[0]).parts
         lines = [frame.line for frame in places(error) if file and PurePath(frame.path).parts[-len(file) :] == file]
         said = f"{type_name(error)}: {text_of(error)}".partition("\n")[0] + (f" in line {lines[-1]}" if lines else "")
@@ -76,7 +76,7 @@ class OpenProblem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def case_type(self) -> type[OpenCase]:
-        """Of its cases; equal problems have the same."""
+        """The type of its cases; equal problems have the same."""
         return _case_type(self)
 
     @property
@@ -86,7 +86,7 @@ class OpenProblem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class OpenCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What cases of all open problems share; the fields of each are those of its ``problem``."""
+    """A case of an open problem; the fields of each are those of its ``problem``."""
 
     problem: ClassVar[OpenProblem]
 
