@@ -19,6 +19,8 @@ INSTALLED := $(VENV)/.installed
 TESTABLE := $(VENV)/.testable
 # One more than there are cores: tests wait for processes of their own.
 WORKERS = $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+# Each file in one of them, which pytest-xdist could do too; but each of its workers would import and collect everything.
+FORKED = -p tests.forked_workers --forks $(WORKERS)
 
 # A bug found in some 20 s, replayed, repaired and replayed: the broken kernel of docs/first-finding.md, in build/demo.
 demo: $(INSTALLED)
@@ -34,7 +36,7 @@ test: $(TESTABLE)
 
 # What a change is not kept waiting for: every planted bug, campaigns that are killed, hostile files by the dozen.
 test-all: lint types
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --attnfuzz-profile all
+	$(BIN)/python -m pytest $(FORKED) --attnfuzz-profile all
 
 # The kernels and the interpreter with each Triton that attnfuzz says it takes; TRITON=newest-torch for the newest torch.
 triton-versions: $(TESTABLE)
@@ -52,7 +54,7 @@ compiled: $(TESTABLE)
 	-$(BIN)/python -m pytest --collect-only -qq -m 'not night' >/dev/null 2>&1  # tests say what is wrong
 
 unit: $(TESTABLE)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not night'
+	$(BIN)/python -m pytest $(FORKED) -m 'not night'
 
 # The catalogue of planted bugs in docs/; time to find and shrunk size of each, in build/.
 quality: $(TESTABLE)

@@ -39,10 +39,8 @@ _PATHS = os.environ.get("PYTHONPATH", "").split(os.pathsep)
 os.environ["PYTHONPATH"] = os.pathsep.join([_ROOT, *(path for path in _PATHS if path not in ("", _ROOT))])
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure() -> None:
     """Refuse to test another attnfuzz than the one beside the tests, which would pass for it."""
-    # pytest-xdist would begin with files of many tests and end with those of few, which take longest for one worker
-    config.option.loadscopereorder = False
     root, found = Path(__file__).resolve().parents[1], Path(attnfuzz.__file__).resolve().parent
     if found != (root / "attnfuzz").resolve():
         raise pytest.UsageError(

@@ -16,7 +16,11 @@ from attnfuzz.isolation.serve import Service, instantiate_service, load_service
 from attnfuzz.isolation.zygote_client import DEFAULT_PRELOAD, Zygote
 from attnfuzz.judging.runner import SERVICE, Runner
 
-_NOT_FOR_EXECUTORS = ("PYTEST_", "PY_COLORS", "TORCHINDUCTOR_CACHE_DIR", "GITHUB_", "BUILDKITE", "CI")
+_NOT_FOR_EXECUTORS = ("PYTEST_", "PY_COLORS", "TORCHINDUCTOR_CACHE_DIR", "GITHUB_", "BUILDKITE", "CI", "STAND_IN_")
+_OF_THE_CPU = ("CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET")
+"""What a zygote for the CPU sets itself."""
+_HANDED_ON = "PATH"
+"""Read when a program is started, and not by what a zygote imports: each runner's own executor gets its own."""
 
 
 class SharedZygote(Zygote):
@@ -29,12 +33,14 @@ class SharedZygote(Zygote):
     @contextmanager
     def for_all(cls) -> Iterator[None]:
         """Lent to each runner that would start one for the CPU, in the environment that tests start in."""
-        start_one, shared, environment = Runner._start_zygote, list[SharedZygote](), _environment()
+        start_one, shared, environment, path = Runner._start_zygote, list[SharedZygote](), _environment(), _path()
         preload = [*DEFAULT_PRELOAD, SERVICE.partition(":")[0]]
 
         def start(runner: Runner, device: Device) -> Zygote:
             if device != "cpu" or runner._python is not None or _environment() != environment:
                 return start_one(runner, device)
+            if _path() != path:
+                runner._executor_environment.setdefault(_HANDED_ON, _path())
             if not shared:
                 shared.append(cls.start("cpu", service=f"{__name__}:service", preload=preload, max_restarts=20))
             return shared[0]
@@ -48,7 +54,12 @@ class SharedZygote(Zygote):
 
 def _environment() -> dict[str, str]:
     """All but what pytest changes with every test, torch._inductor by itself, and a CI system for commands."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(_NOT_FOR_EXECUTORS)}
+    others = (*_NOT_FOR_EXECUTORS, *_OF_THE_CPU, _HANDED_ON)
+    return {name: value for name, value in os.environ.items() if not name.startswith(others)}
+
+
+def _path() -> str:
+    return os.environ.get(_HANDED_ON, "")
 
 
 def service() -> Service:

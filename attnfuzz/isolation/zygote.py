@@ -256,12 +256,13 @@ def _preload(modules: Sequence[str]) -> None:
 
 
 def _load(preload: Sequence[str], service: str) -> object:
-    """The service. Meanwhile Triton hashes its compiler and has its launcher built, for all executors."""
+    """The service. Meanwhile Triton, if it is wanted, hashes its compiler and builds its launcher for all executors."""
     with ThreadPoolExecutor(1) as beside:  # which has ended before anything is forked
-        prepared = beside.submit(prepare_compiler)
+        prepared = beside.submit(prepare_compiler) if "triton" in preload else None
         _preload(preload)
         loaded = load_service(service)
-    prepared.result()
+    if prepared is not None:
+        prepared.result()
     return loaded
 
 

@@ -86,11 +86,13 @@ def mutants_of(declarations: Iterable[Declaration], *, device: Device = "cpu") -
 
 def _mutants(function: Function, kernels: tuple[Declaration, ...]) -> Iterator[Mutant]:
     source = function.source
-    seen = {_meaning(source.data)}
+    start, end = source.span(function.node)
+    from_end = end - len(source.data)
+    seen = {_meaning(source.data[start:end])}
     counted: dict[tuple[str, tuple[str, ...], tuple[str, ...]], int] = {}
     for operator, change in changes(function):
         data = change.applied_to(source.data)
-        meaning = _meaning(data)
+        meaning = _meaning(data[start : len(data) + from_end])
         if meaning in seen:
             continue
         seen.add(meaning)
@@ -101,7 +103,10 @@ def _mutants(function: Function, kernels: tuple[Declaration, ...]) -> Iterator[M
 
 
 def _meaning(data: bytes) -> object:
-    """The syntax tree of a file, without comments and spaces; a mutant that is not Python keeps its text."""
+    """The syntax tree of a function, without comments and spaces; a mutant that is not Python keeps its text.
+
+    Of its whole file it would be the same, and take several times as long.
+    """
     try:
         return hash(ast.dump(ast.parse(data)))
     except SyntaxError:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.scripts import run_script
 
 MOST_PROGRAMS = {
     "block_sparse": 18,
@@ -66,9 +65,7 @@ for name in sys.argv[1:]:
 
 def test_a_familys_kernel_is_compiled_for_few_of_its_cases(tmp_path: Path) -> None:
     """On a GPU nine tenths of a search would go into the compiler, for strides of scales and sizes of pages."""
-    own = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", _COUNT, *MOST_PROGRAMS]
-    run = subprocess.run(command, env=os.environ | own, capture_output=True, text=True, timeout=600, check=False)
+    run = run_script(_COUNT, *MOST_PROGRAMS, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
     assert run.returncode == 0, run.stderr
     counts = {name: int(count) for name, count in map(str.split, run.stdout.splitlines())}
     assert counts.keys() == MOST_PROGRAMS.keys()
@@ -80,7 +77,6 @@ def test_a_familys_kernel_is_compiled_for_few_of_its_cases(tmp_path: Path) -> No
 def test_a_familys_kernel_compiles(name: str, draws: int, tmp_path: Path) -> None:
     """On the first GPU all searches of the family would end with a compiler's message."""
     own = {"TRITON_INTERPRET": "0", "TRITON_DUMP_PTXAS_LOG": "1", "TRITON_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", _COMPILE, name, str(draws)]
-    run = subprocess.run(command, env=os.environ | own, capture_output=True, text=True, timeout=600, check=False)
+    run = run_script(_COMPILE, name, draws, **own)
     assert run.returncode == 0, run.stderr
     assert int(run.stdout) > 0

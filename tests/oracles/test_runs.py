@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import platform
-import subprocess
-import sys
 from typing import Any
 
 import msgspec
@@ -21,6 +19,7 @@ from attnfuzz.problems.wording import element, number, numbers, plural, ranges, 
 from attnfuzz.trials.observation import KernelRaised
 from attnfuzz.trials.row_batches import Bucket, RowBlockSize, buckets
 from attnfuzz.verdict import Cause, Failure, ends_process, is_fault
+from tests.scripts import run_script
 
 
 @pytest.mark.parametrize(
@@ -124,8 +123,7 @@ print(given_back, faults(2 << 20))
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have their own rules")
 def test_freed_memory_is_not_asked_for_again() -> None:
     """Most of the time of an error bound would be page faults, as it was before."""
-    output = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True).stdout
-    given_back, kept = map(int, output.split())
+    given_back, kept = map(int, run_script(PROGRAM).stdout.split())
     assert kept < given_back / 10
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+
+from tests.scripts import run_script
 
 _COMPILE = """
 import importlib, json, sys
@@ -34,11 +33,8 @@ def ttir_of_mistakes(kernels: Path, types: dict[str, str], cache: Path) -> dict[
 
     In a process of its own: in that of the tests, Triton interprets.
     """
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(cache)
     asked: list[Any] = [str(kernels.parent), kernels.stem, types, {"D": 16, "TILE": 16}]
-    command = [sys.executable, "-c", _COMPILE, json.dumps(asked)]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    run = run_script(_COMPILE, json.dumps(asked), TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(cache))
     assert run.returncode == 0, run.stderr
     answer: dict[str, str] = json.loads(run.stdout)
     return answer

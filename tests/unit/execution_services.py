@@ -78,13 +78,18 @@ class Rogue:
         os.kill(os.getppid(), signal.SIGSTOP)
         return "stopped it"
 
-    def stop_parent_and_spin(self, _: object) -> None:
+    def stop_parent_and_hang(self, _: object) -> None:
         self.stop_parent(None)
-        self.spin(None)
+        self.hang(None)
 
     def spin(self, _: object) -> None:
         while True:
             pass
+
+    def hang(self, _: object) -> None:
+        """Take no time from the tests beside."""
+        while True:
+            time.sleep(1000)
 
     def block_signals_and_sleep(self, _: object) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -141,9 +146,9 @@ class Rogue:
             process.kill()
         return "ended"
 
-    def build_then_spin(self, argument: tuple[float, int]) -> None:
+    def build_then_hang(self, argument: tuple[float, int]) -> None:
         self.build(argument)
-        self.spin(argument)
+        self.hang(argument)
 
     def have_a_helper(self, busy: bool) -> str:
         """Start a process that stays, as pools of compilers do."""
@@ -169,9 +174,10 @@ class Rogue:
         path, seconds = argument
         with Path(path).open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            subprocess.run(
-                [sys.executable, "-c", f"import time\nend=time.time()+{seconds}\nwhile time.time()<end: pass"]
+            compiler = (
+                f"import time\nend=time.time()+{seconds}\nwhile time.time()<end: sum(range(10**5)), time.sleep(0.02)"
             )
+            subprocess.run([sys.executable, "-c", compiler])
         return "built"
 
     def kill_itself_at_first(self, argument: tuple[str, int]) -> int:
@@ -190,9 +196,9 @@ class Rogue:
     def close_everything(self, _: object) -> None:
         os.closerange(0, 4096)
 
-    def close_everything_and_spin(self, _: object) -> None:
+    def close_everything_and_hang(self, _: object) -> None:
         self.close_everything(_)
-        self.spin(_)
+        self.hang(_)
 
     def close_everything_and_exit(self, code: int) -> None:
         self.close_everything(code)
@@ -201,7 +207,7 @@ class Rogue:
     def garble_channel(self, text: str) -> None:
         for descriptor in _open_sockets():
             os.write(descriptor, text.encode())
-        self.spin(text)
+        self.hang(text)
 
     def forge(self, frame: list[int]) -> str:
         for descriptor in _open_sockets():

@@ -383,7 +383,7 @@ def reaches_in_groups(case: DenseDecodeCase) -> Failure | None:
 
 def test_cases_that_reach_outside_are_searched_without_guarded_memory() -> None:
     """Each of them would cost a process, or none of them would be judged by any other oracle."""
-    bench = FaultyBench(reaches_in_groups, budget_s=1.5).run()
+    bench = FaultyBench(reaches_in_groups, most_cases=800).run()
     (found,), (minimised,) = bench.of(Found), bench.of(Minimised)
     assert found.failure == FAULT
     assert minimised.complete

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import attnfuzz
+from attnfuzz.judging.runner import Runner
+from attnfuzz.problems.simplest import simplest_case
+from attnfuzz.problems.supports import Supports
 
 CONFTEST = Path(__file__).parents[1] / "conftest.py"
 
@@ -51,3 +57,28 @@ def test_parameters_that_are_not_for_the_day_run_at_night(tmp_path: Path) -> Non
     assert listed == [f"test_any[{one}]" for one in ("one-1", "one-2", "two-2")], done.stdout + done.stderr
     assert "5/8 tests collected (3 deselected), 1 error" in done.stdout
     assert "by_day of test_any: ['three-*'] fit" in done.stdout
+
+
+TELLS_ITS_PATH = """
+import os
+
+import attnfuzz
+
+
+@attnfuzz.kernel("dense_decode")
+def telling(inputs):
+    raise ValueError("programs are looked for in " + os.environ["PATH"].partition(":")[0])
+"""
+
+
+def test_a_runner_finds_programs_where_its_test_has_put_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test with a stand-in for a program would import torch once more, or its kernels would not find it."""
+    (tmp_path / "telling.py").write_text(TELLS_ITS_PATH)
+    with Runner(device="cpu") as usual:
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+        with Runner(device="cpu") as one:
+            assert one.zygote is usual.zygote
+            (declaration,) = one.declarations([str(tmp_path / "telling.py")])
+            failure = one.judge(declaration, simplest_case("dense_decode", Supports(), {})).failure
+    assert failure is not None
+    assert f"programs are looked for in {tmp_path}" in failure.message

@@ -36,7 +36,7 @@ def test_a_build_is_not_the_time_of_the_case(executor: Executor) -> None:
 def test_the_case_has_all_its_time_once_the_build_has_ended(executor: Executor) -> None:
     """A hang behind a build would never be found, or a case that follows a long build would be accused of one."""
     began = time.monotonic()
-    outcome = timed_out(call(executor, "build_then_spin", (BUILD_S, 0), timeout_s=CASE_S))
+    outcome = timed_out(call(executor, "build_then_hang", (BUILD_S, 0), timeout_s=CASE_S))
     assert time.monotonic() - began >= BUILD_S + CASE_S - builds.LOOK_EVERY_S
     assert (outcome.after_s, outcome.cut_off) == (CASE_S, False)
 
@@ -52,7 +52,7 @@ def test_the_deadline_ends_a_build_without_calling_it_a_hang(executor: Executor)
     until = time.monotonic() + 2.0
     building = executor.call("build", b"[60, 0]", timeout_s=CASE_S, give_up=lambda builds: time.monotonic() >= until)
     assert timed_out(building).cut_off
-    assert not timed_out(executor.call("spin", b"null", timeout_s=0.2, give_up=never)).cut_off
+    assert not timed_out(executor.call("hang", b"null", timeout_s=0.2, give_up=never)).cut_off
 
 
 def starts(folder: Path, name: str) -> tuple[str, float]:
@@ -108,6 +108,15 @@ def test_an_older_process_counts_only_while_it_computes(executor: Executor) -> N
     assert call(executor, "sleep", BUILD_S, timeout_s=CASE_S) == "slept"
 
 
+def is_locked(path: str) -> bool:
+    with Path(path).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 @pytest.mark.parametrize("poll_s", [0.0, 0.05], ids=["waiting", "polling"])
 @pytest.mark.by_day("polling")
 def test_waiting_for_another_ones_build_is_no_hang(
@@ -118,11 +127,12 @@ def test_waiting_for_another_ones_build_is_no_hang(
     lock = str(tmp_path / "lock")
     with Executor(zygote) as first, Executor(zygote) as second:
         builder = threading.Thread(
-            target=call, args=(first, "build_behind_lock", (lock, 2.5)), kwargs={"timeout_s": 20}
+            target=call, args=(first, "build_behind_lock", (lock, 3.5)), kwargs={"timeout_s": 20}
         )
         builder.start()
-        time.sleep(0.7)
-        assert call(second, "wait_for_lock", (lock, poll_s), timeout_s=1.0) == "locked"
+        while not is_locked(lock):
+            time.sleep(0.01)
+        assert call(second, "wait_for_lock", (lock, poll_s), timeout_s=2.0) == "locked"
         assert second.restarts == 0
         builder.join()
 

@@ -41,7 +41,7 @@ if __name__ == "__main__":
     pids["session"] = call(busy, "start_program", True)
     pids["daemon"] = call(busy, "start_daemon", None)
     print(json.dumps(pids), flush=True)
-    call(busy, "spin", None, timeout_s=600)
+    call(busy, "hang", None, timeout_s=600)
 """
 
 DRIVER_OF_A_STOPPED_ZYGOTE = """
@@ -204,7 +204,7 @@ def test_a_call_that_stops_the_zygote_each_time_is_to_blame(zygote: Zygote) -> N
 def test_a_call_that_stops_the_zygote_and_hangs_can_be_ended(zygote: Zygote) -> None:
     """It would pass for a process that cannot be killed, and end the campaign as if its device were lost."""
     with Executor(zygote) as executor:
-        outcome = executor.call("stop_parent_and_spin", b"null", timeout_s=1)
+        outcome = executor.call("stop_parent_and_hang", b"null", timeout_s=1)
         assert isinstance(outcome, TimedOut)
         assert not outcome.still_alive
 
@@ -232,7 +232,7 @@ def test_closing_a_stopped_zygote_leaves_nothing(zygote: Zygote) -> None:
 def test_ended_driver_leaves_nothing(tmp_path: Path) -> None:
     """A driver that ends without closing its executors would leave them behind."""
     script = tmp_path / "driver.py"
-    script.write_text(DRIVER.replace('call(busy, "spin"', 'sys.exit(); call(busy, "spin"'))
+    script.write_text(DRIVER.replace('call(busy, "hang"', 'sys.exit(); call(busy, "hang"'))
     finished = subprocess.run(
         [sys.executable, script, f"{SERVICES}:Rogue"], stdout=subprocess.PIPE, text=True, check=True
     )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,6 +36,7 @@ from attnfuzz.oracles.exception import EnvironmentProblem
 from attnfuzz.oracles.registry import DEFAULT_ORACLES
 from attnfuzz.problems.cases import DenseDecodeCase, encode_case
 from attnfuzz.verdict import Failure, Verdict
+from tests.scripts import run_script
 from tests.unit.execution_clients import SERVICES
 
 KERNELS = Path(__file__).parent / "misbehaving_kernels.py"
@@ -93,7 +92,7 @@ def test_growth_is_that_of_calls_which_add_up() -> None:
     """
     # In a process of its own, as executors are: from this one goes what earlier tests have left.
     script = f"import runpy; print(runpy.run_path({__file__!r})['growths'](1, 6, 3))"
-    uses = json.loads(subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout)
+    uses = json.loads(run_script(script).stdout)
     assert uses[1] - uses[0] == pytest.approx(6 * 16, abs=3)
     assert uses[2] - uses[1] == pytest.approx(3 * 16, abs=3)
 

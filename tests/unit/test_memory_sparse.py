@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import mmap
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ import torch
 
 from attnfuzz.memory.address_space import SparseUnavailable
 from attnfuzz.memory.sparse import CudaSparseMemory, SparseBuffer
+from tests.scripts import run_script
 from tests.unit.host_virtual_memory import GRANULE, HostVirtualMemory, permissions
 
 TOUCH_BELOW = """
@@ -67,7 +66,7 @@ def test_memory_is_given_back_with_the_last_tensor() -> None:
 @pytest.mark.by_day("2147483648")
 def test_a_touch_below_is_deadly(distance: int) -> None:
     """A negative offset would read whatever lies there, and pass for a right one."""
-    run = subprocess.run([sys.executable, "-c", TOUCH_BELOW, str(distance)], capture_output=True, timeout=60)
+    run = run_script(TOUCH_BELOW, distance)
     assert run.returncode == -signal.SIGSEGV, run.stderr
 
 

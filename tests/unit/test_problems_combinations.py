@@ -418,7 +418,7 @@ def test_a_declaration_without_cases_ends_in_one_sentence(tmp_path: Path, where:
     """A traceback, or a search of nothing that ends in success."""
     lines = ("import attnfuzz", f"@attnfuzz.kernel('paged_decode', supports=attnfuzz.Supports(where={where}))")
     (tmp_path / "mine.py").write_text("\n".join((*lines, "def mine(inputs): ...", "")))
-    run = attnfuzz_at(tmp_path, "explore", "mine.py", "--budget", "5s")
+    run = attnfuzz_at(tmp_path, "explore", "mine.py", "--budget", "5s", "--workers", "1")
     assert run.returncode == 2
     assert run.stderr.count("\n") == 1, run.stderr
     assert "mine.py does not import: ValueError: Supports(where" in run.stderr

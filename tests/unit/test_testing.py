@@ -21,6 +21,7 @@ from attnfuzz.declaration import Kernel, KernelLoadError, load_kernels
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.testing.loading import declaration_of, load_here, shared_runner, target_of
+from tests.scripts import run_script
 from tests.unit import limited_kernels
 
 FIELDS: dict[str, Any] = {
@@ -314,8 +315,7 @@ def test_a_kernel_checked_in_this_process_is_interpreted_as_in_executors(tmp_pat
     """Where Triton's interpreter takes `a and b` of blocks for b, a correct kernel would be called wrong."""
     file = tmp_path / "copies.py"
     file.write_text(BLOCKS_AND, encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, file], env=environment, capture_output=True, text=True)
+    done = run_script("import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')", file)
     assert done.returncode == 0, done.stderr
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
 import sys
 import types
-from pathlib import Path
 
 import pytest
 
 from attnfuzz.triton_compat import interpreter
 from attnfuzz.triton_compat import interpreter as interpreter_setup
 from attnfuzz.triton_compat.interpreter_types import install_types
+from tests.scripts import run_script
 
 INSTALLERS = [name for name in vars(interpreter) if name.startswith("install_")]
 
@@ -121,27 +120,21 @@ for shape, error in (([4.0], TypeError), ([3], ValueError), ([], TypeError), ((4
 """
 
 
-def test_results_stay_the_same_and_patching_is_rare(tmp_path: Path) -> None:
+def test_results_stay_the_same_and_patching_is_rare() -> None:
     """Kernels would give other results, or the interpreter would waste half its time, on every case on a CPU."""
-    script = tmp_path / "count_patches.py"
-    script.write_text(COUNT_PATCHES)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    done = run_script(COUNT_PATCHES)
     assert done.returncode == 0, done.stderr
 
 
-def test_work_without_effect_is_left_out(tmp_path: Path) -> None:
+def test_work_without_effect_is_left_out() -> None:
     """Kernels would give other results, or a fifth of the time of every case on a CPU be spent for nothing."""
-    script = tmp_path / "shortcuts.py"
-    script.write_text(SHORTCUTS)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    done = run_script(SHORTCUTS)
     assert done.returncode == 0, done.stderr
 
 
-def test_types_are_made_once(tmp_path: Path) -> None:
+def test_types_are_made_once() -> None:
     """Kernels would give other results, wrong shapes would pass, or a third of each case on a CPU go into types."""
-    script = tmp_path / "types.py"
-    script.write_text(TYPES)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    done = run_script(TYPES)
     assert done.returncode == 0, done.stderr
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+
+from tests.scripts import run_script
 
 RECORD = """
 import os
@@ -67,7 +66,7 @@ CHANGES = (
 
 
 def run(script: str) -> None:
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    done = run_script(script)
     assert done.returncode == 0, done.stderr
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,7 @@ from attnfuzz.trials.observation import Observation
 from attnfuzz.trials.trial import Trial
 from attnfuzz.triton_compat.launches import Delayed, with_delays
 from attnfuzz.verdict import Failure
+from tests.scripts import run_script
 
 CASE = DenseDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(3,), scale=0.25, dtype="float32")
 COMPILE = """
@@ -128,9 +126,8 @@ def test_right_kernels_and_those_that_promise_no_bits_are_not_accused() -> None:
 
 def test_what_is_launched_meanwhile_is_a_twin_that_waits(tmp_path: Path) -> None:
     """No launch would wait, or all of them for good; or the PTX would be one that no assembler takes."""
-    own = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", COMPILE], cwd=Path(__file__).parents[3], env=own, check=False)
-    assert done.returncode == 0
+    done = run_script(COMPILE, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr
 
 
 def test_each_access_to_global_memory_gets_a_wait() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -14,6 +12,7 @@ from attnfuzz.judging.judge import judge
 from attnfuzz.oracles.relations.schedules import PROGRAM_ORDER
 from attnfuzz.problems.recipes import Values
 from tests.cases import dense_case
+from tests.scripts import run_script
 
 from .objections import objection
 
@@ -99,11 +98,9 @@ for name, has_programs in (("dense_eager", False), ("dense_naive", True)):
 """
 
 
-def test_kernels_that_launch_nothing_have_no_order(tmp_path: Path) -> None:
+def test_kernels_that_launch_nothing_have_no_order() -> None:
     """Kernels in torch would be run for nothing in place of another relation, and be told to have passed this one."""
-    script = tmp_path / "launches.py"
-    script.write_text(LAUNCHES)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    done = run_script(LAUNCHES)
     assert done.returncode == 0, done.stderr
 
 
