@@ -10,7 +10,7 @@
 unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
-BUDGET ?= 3m
+BUDGET ?= 5m
 KERNELS ?=
 TRITON ?= 3.6.0 3.7.1 newest
 VENV := .venv

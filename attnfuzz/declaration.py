@@ -417,7 +417,8 @@ def _import_file(path: Path, folder: Path) -> ModuleType:
         raise KernelLoadError(f"kernel file {str(path)!r} is not a Python source file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
-    _find_neighbours_in(str(resolved.parent))
+    for place in search_path(resolved.parent):  # as pytest is told by `pythonpath`, or pip by an editable installation
+        _find_neighbours_in(place)
     try:
         spec.loader.exec_module(module)
     except BaseException as error:  # whatever the user's file raises, SystemExit included, becomes one sentence
@@ -430,7 +431,7 @@ def _import_file(path: Path, folder: Path) -> ModuleType:
 
 
 def _find_neighbours_in(folder: str) -> None:
-    """Let a kernel's file import those beside it: after what is installed, before what lies in a clone of attnfuzz.
+    """Let a kernel's file import what lies there: after what is installed, before what lies in a clone of attnfuzz.
 
     Nothing there is taken for torch or a module of Python's own, and a clone's ``kernels`` not for the user's.
     """

@@ -75,11 +75,11 @@ def working_folder() -> Path:
 
 
 def search_path(folder: Path | None = None) -> list[str]:
-    """Where a kernel named as ``module:name`` is looked for: Python's own path, then ``folder``, then its project root.
+    """Where a kernel's modules are looked for: Python's own path, ``folder``, its project's root, and ``src`` there.
 
     ``folder`` is the working directory by default. What is installed comes first, so that no file of a project is taken
     for torch or for a module of Python's own.
     """
     folder = Path.cwd() if folder is None else folder
-    places = (*sys.path, os.fspath(folder), os.fspath(project_root(folder)))
-    return list(dict.fromkeys(places))
+    root = project_root(folder)
+    return list(dict.fromkeys((*sys.path, *map(os.fspath, (folder, root, root / "src")))))

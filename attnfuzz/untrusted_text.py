@@ -35,6 +35,8 @@ surrogate pairs and separators of lines."""
 _TAB = "    "
 _REMARK_BYTES = 64
 _LINE_BYTES = 300
+_MOST_CONTINUED = 5
+"""Lines of a statement that are told together."""
 _MAX_SOURCE_BYTES = 4 << 20
 
 
@@ -180,14 +182,27 @@ def kernel_frames(frames: Iterable[Frame]) -> list[Frame]:
 
 
 def code_line(path: str, line: int) -> str:
-    """Line ``line`` of a file that code under test has named; empty unless that is an ordinary file of source."""
+    """Line ``line`` of a file that code under test has named; empty unless that is an ordinary file of source.
+
+    Where a bracket is left open, with the few lines up to its end, and "..." in place of more.
+    """
     try:
         status = os.stat(path)  # noqa: PTH116 - what code calls its file need not be a path
     except (OSError, ValueError):  # ValueError: a null byte
         return ""
     if not stat.S_ISREG(status.st_mode) or not 0 < status.st_size <= _MAX_SOURCE_BYTES:
         return ""
-    return printable(linecache.getline(path, line).strip(), _LINE_BYTES)
+    text = first = linecache.getline(path, line).strip()
+    for further in range(line + 1, line + _MOST_CONTINUED):
+        if not _leaves_open(text):
+            break
+        after = linecache.getline(path, further).strip()
+        text += ("" if text.endswith("(") or after.startswith(")") else " ") + after
+    return printable(f"{first}..." if _leaves_open(text) else text, _LINE_BYTES)
+
+
+def _leaves_open(text: str) -> bool:
+    return text.count("(") > text.count(")")
 
 
 def _exact(text: str) -> str:

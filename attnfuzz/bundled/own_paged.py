@@ -104,12 +104,15 @@ class PagedProblem(Problem):
         return tensors["block_table"][seq, token // case.block_size].long(), token % case.block_size
 
     def cached(self, case: Any, tensors: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """K and V of each sequence, ``[length, num_kv_heads, head_size]``, as the cache holds them."""
-        k, v = (
-            [slots[self.places(case, tensors, seq)].flatten(2) for seq in range(len(case.lengths))]
-            for slots in token_slots(case, tensors).values()
-        )
-        return k, v
+        """K and V of each sequence, ``[length, num_kv_heads, head_size]``, as the cache holds them.
+
+        Empty for the one that the problem has not.
+        """
+        found = {
+            name: [slots[self.places(case, tensors, seq)].flatten(2) for seq in range(len(case.lengths))]
+            for name, slots in token_slots(case, tensors).items()
+        }
+        return found.get("k", []), found.get("v", [])
 
     def where_is(self, case: Any, name: str, index: tuple[int, ...]) -> str:
         """For an element of the cache, its token and sequence; for one of the table, whose page is named."""
@@ -165,11 +168,13 @@ def paged_case(case: Any) -> PagedDecodeCase:
 
 
 def token_slots(case: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Views of K and V in which a page and an offset are one token."""
+    """Views of K and V, or of the one that the problem has, in which a page and an offset are one token."""
     from attnfuzz.inputs.layouts import token_views, with_both_caches
 
-    both = with_both_caches(paged_case(case), dict(tensors))
+    named = [name for name in ("k_cache", "v_cache") if name in tensors or "kv_cache" in tensors]
+    beside = {name: tensors[other] for name in ("k_cache", "v_cache") if name not in named for other in named}
+    both = with_both_caches(paged_case(case), {**tensors, **beside})
     if blocks_of(case):
         both |= {name: both[name].flatten(1, 2) for name in ("k_cache", "v_cache")}  # views: pages have no gaps inside
     views = token_views(both["k_cache"], both["v_cache"], case.layout)
-    return {"k": views.k, "v": views.v}
+    return {name[0]: getattr(views, name[0]) for name in named}

@@ -137,6 +137,7 @@ def _joined(results: Sequence[CampaignResult], pythons: Sequence[Python]) -> Cam
         findings=tuple(findings),
         unconfirmed=tuple(finding for result in results for finding in result.unconfirmed),
         troubles=tuple(dict.fromkeys(trouble for result in results for trouble in result.troubles)),
+        of_problems=frozenset[str]().union(*(result.of_problems for result in results)),
         signal=last.signal,
         inferred=tuple({one.target: one for result in results for one in result.inferred}.values()),
         pythons=tuple(pythons),

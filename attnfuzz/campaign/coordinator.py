@@ -144,6 +144,7 @@ class Coordinator:
         self._device_ids: dict[int, str] = {}
         self._lost_devices: set[str] = set()
         self._troubles: list[str] = []
+        self._of_problems: set[str] = set()
         self._heard_of: set[str] = set()
         self._in_trouble: set[int] = set()
         self._compiling: set[int] = set()
@@ -196,6 +197,7 @@ class Coordinator:
             findings=tuple(sorted(self._book.findings, key=lambda one: (one.shrunk_s is None, one.first_seen_s))),
             unconfirmed=tuple(self._book.unconfirmed),
             troubles=tuple(self._troubles),
+            of_problems=frozenset(self._of_problems),
             signal=entered.first,
             unbuilt={} if self._readiness is None else self._readiness.unbuilt,
             unsettled=asked,
@@ -400,16 +402,17 @@ class Coordinator:
                 self._clear_busy(message.finding)
             case Trouble():
                 self._in_trouble.add(number)
-                self._note_trouble(message.message)
+                self._note_trouble(message.message, of_problem=message.of_problem)
                 self._environment_fails |= message.environment and not message.device_lost
                 if message.device_lost:
                     self._lost_devices.add(self._device_ids.get(number, ""))
 
-    def _note_trouble(self, message: str) -> None:
+    def _note_trouble(self, message: str, *, of_problem: bool = False) -> None:
         if message not in self._heard_of:
             self._heard_of.add(message)
             if (sentence := in_one_sentence(message)) not in self._troubles:
                 self._troubles.append(sentence)
+                self._of_problems |= {sentence} if of_problem else set()
                 self._reporter.note(sentence.partition("\n")[0])
 
     def _give_up_lost_devices(self) -> None:

@@ -289,10 +289,11 @@ class Trouble(msgspec.Struct, tag="trouble", frozen=True, kw_only=True):
     """Something went wrong, but not in a kernel.
 
     ``environment`` if no kernel can be run here any more: the message is one sentence with a remedy. ``device_lost`` if
-    that is so only on the worker's own GPU, which does not answer.
+    that is so only on the worker's own GPU, which does not answer. ``of_problem`` if it is a user's problem that fails.
     """
 
     message: str
+    of_problem: bool = False
     environment: bool = False
     device_lost: bool = False
 

@@ -236,7 +236,8 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True)
 class CampaignResult:
-    """The findings of a campaign and all else that it came to. ``troubles`` are errors of the framework.
+    """The findings of a campaign and all else that it came to. ``troubles`` are errors of the framework, and
+    ``of_problems`` those among them that are errors of users' problems.
 
     ``unconfirmed`` failures never came back and may have been the machine's doing: too slow, or out of memory.
 
@@ -256,6 +257,7 @@ class CampaignResult:
     findings: tuple[Finding, ...]
     unconfirmed: tuple[Finding, ...] = ()
     troubles: tuple[str, ...] = ()
+    of_problems: frozenset[str] = frozenset()
     signal: int | None = None
     inferred: tuple[Inferred, ...] = ()
     pythons: tuple[Python, ...] = ()

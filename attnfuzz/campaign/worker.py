@@ -516,6 +516,7 @@ def work(
             memory=MemoryWatch(setup.memory_limit_bytes, sharing_gpu=setup.sharing),
             explain=explain_in_short,
             complain=lambda text: channel.send(Trouble(message=text)),
+            problem_fails=lambda text: channel.send(Trouble(message=text, of_problem=True)),
             interpret=(lambda: Runner(device="cpu", python=python, wait=False, **settings)) if on_gpu else None,
         )
         opened.callback(judge.close)

@@ -286,7 +286,7 @@ def lse_alone(weights: Weights, row: int) -> Reading | None:
     if weights.lse is None or not bool(weights.wrong_lse[row]):
         return None
     got, expected = (number(float(part[row])) for part in (weights.lse, weights.expected_lse))
-    return Reading(f"the weights are right, but lse = {got}, expected {expected}", "lse")
+    return Reading(f"here only lse shows it: {got}, expected {expected}", "lse")
 
 
 def split_mistakes(row: MeasuredRow) -> Iterator[str]:

@@ -31,6 +31,7 @@ from attnfuzz.memory.patterns import POISON_BYTES, prefill_bits
 from attnfuzz.oracles.exception import context_lost
 from attnfuzz.oracles.relations.guard_page import Guarding, run_guarded
 from attnfuzz.oracles.relations.page_relocation import PAGE_RELOCATION
+from attnfuzz.oracles.relations.relation import NothingRunError
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.trials.observation import KernelRaised, Observation, call_options
@@ -169,7 +170,8 @@ def _seen_accesses(trial: Trial, question: Question) -> list[Access]:
     unwritten = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
     with interpreter_accesses.recorded({name: prefill_bits(of, "nan") for name, of in unwritten.items()}) as seen:
         if question == "narrow":
-            PAGE_RELOCATION.check(trial)
+            with contextlib.suppress(NothingRunError):
+                PAGE_RELOCATION.check(trial)
         name_at = _names(trial.first)
     return [Access(one.kind, name_at(one.address), one.place, one.narrow, one.unwritten) for one in seen]
 

@@ -15,7 +15,7 @@ import msgspec
 
 from attnfuzz.problems.fields import Choice, Field, Integer, Integers, Seed
 from attnfuzz.problems.supports import OptionValue, Supports, check_option
-from attnfuzz.untrusted_text import check_text, text_of, type_name
+from attnfuzz.untrusted_text import check_text, places, text_of, type_name
 
 _MOST_FIELDS = 64
 _NAMES_TAKEN = frozenset({"options", "problem"})
@@ -27,7 +27,9 @@ class ProblemError(ValueError):
     @classmethod
     def raised(cls, method: str, case: OpenCase, error: Exception) -> ProblemError:
         """The error for what ``method`` raised on ``case``."""
-        said = f"{type_name(error)}: {text_of(error)}".partition("\n")[0]
+        file = PurePath(case.problem.place.rpartition(":")[0]).parts
+        lines = [frame.line for frame in places(error) if file and PurePath(frame.path).parts[-len(file) :] == file]
+        said = f"{type_name(error)}: {text_of(error)}".partition("\n")[0] + (f" in line {lines[-1]}" if lines else "")
         shown = msgspec.json.encode(case).decode()
         return cls(f"{case.problem}.{method} raised {said} on {shown}; correct it in {case.problem.place}")
 

@@ -16,7 +16,7 @@ from attnfuzz.untrusted_text import only_printable
 
 _MOST_TOLD = 10
 """More annotations than these GitHub leaves out."""
-_MEANINGS = {0: "nothing new found", 1: "new findings", 2: "not everything could be tested"}
+_MEANINGS = {0: "nothing new found", 2: "not everything could be tested"}
 
 
 def summary_in_markdown(folder: Path, status: int, *, title: str) -> str:
@@ -40,10 +40,13 @@ def github_annotations(folder: Path) -> list[str]:
 
 
 def _lines(folder: Path, status: int, title: str) -> Iterator[str]:
-    yield f"### {_text(title)}: {_MEANINGS.get(status, 'interrupted')}\n"
     replay, explore = _read(folder / "replay.json"), _read(folder / "explore.json")
+    cases, found = _cases(folder), list(_entries(folder))
+    reasons = ["new findings"] if found else []
+    reasons += ["saved cases that are not as expected"] if cases else []
+    meaning = " and ".join(reasons) if status == 1 else _MEANINGS.get(status, "interrupted")
+    yield f"### {_text(title)}: {meaning or 'a command failed; see the log'}\n"
     if replay is not None:
-        cases = _cases(folder)
         unlike = f"{len(cases)} of them not as expected" if cases else "all as expected"
         yield f"{count(len(replay['results']), 'run')} of saved cases: {unlike}.\n"
         for one in cases:
@@ -53,7 +56,6 @@ def _lines(folder: Path, status: int, title: str) -> Iterator[str]:
     if explore is None:
         yield "The search came to no result; see the log.\n"
         return
-    found = list(_entries(folder))
     known = sum(one.get("known", False) for kernel in explore["kernels"] for one in kernel["findings"])
     yield (
         f"{count(explore['cases'], 'case')} searched on {_text(explore['device'])}: {count(len(found), 'new finding')}"

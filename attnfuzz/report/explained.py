@@ -74,7 +74,9 @@ def print_explained(console: Console, explained: Explained) -> None:
     else:
         console.print(Text(f"{failure.name}: {failure.message}", "red"), soft_wrap=True)
     console.print()
-    for line in (*where_to_look(explained.explanation.sources), *explained.explanation.lines):
+    message = "" if failure is None else failure.message
+    unsaid = [line for line in explained.explanation.lines if f"; {line}" not in message]
+    for line in (*where_to_look(explained.explanation.sources), *unsaid):
         console.print(Text(line, "bold"), soft_wrap=True)
     for line in explained.explanation.changes:
         console.print(Text(line), soft_wrap=True)

@@ -128,14 +128,14 @@ def what_was_found(result: CampaignResult) -> str:
     return f"{found}; {count(len(result.questions), 'question')}" if result.questions else found
 
 
-def known_since(statistics: Statistics) -> str:
+def known_from(statistics: Statistics) -> str:
     """Where to look up what is known."""
-    return f"known since {statistics.against.name}" if statistics.against is not None else "known"
+    return f"known from {statistics.against.name}" if statistics.against is not None else "known"
 
 
 def _known_as(found: Finding, statistics: Statistics) -> str:
     issue = statistics.against.issue_of(found) if statistics.against is not None else ""
-    return ", ".join(filter(None, (known_since(statistics), issue)))
+    return ", ".join(filter(None, (known_from(statistics), issue)))
 
 
 def _findings(number: int, statistics: Statistics) -> str:
@@ -150,7 +150,7 @@ def _dispositions(
     known, outside, undecided = (dispositions[one] for one in ("known", "outside", "undecided"))
     others = (
         *([f"and {count(undecided, 'failure')} {how_far}"] if undecided else []),
-        *([f"{known} {known_since(statistics)}"] if known else []),
+        *([f"{known} {known_from(statistics)}"] if known else []),
         *([f"and {outside} possibly out of contract"] if outside else []),
     )
     return dispositions["counts"], *others

@@ -196,12 +196,14 @@ def _anchors(told: Sequence[ToldFinding]) -> list[str]:
 def _weigh_command(told: ToldFinding) -> str:
     """The command that measures and draws the weights of a case; empty where that has been done, or cannot be.
 
-    A merge has no weights, nor do users' problems; a case that hangs, or needs others before it, is not weighed.
+    A merge has no weights, nor do users' problems; a case that hangs, or needs others before it, is not weighed, nor is
+    one to which a relation or an oracle of the kernel's own file objects.
     """
     finding, problem = told.finding, told.finding.declaration.problem
+    oracle = oracle_of(finding.failure.oracle)
     if finding.weights or not told.command or problem == "merge_states" or isinstance(problem, OpenProblem):
         return ""
-    if finding.failure.oracle == HANG.name or finding.preceding:
+    if oracle is HANG or oracle.is_relation or oracle.is_own or finding.preceding:
         return ""
     return f"{told.command.replace('replay', 'explain', 1)} -o weights.svg"
 

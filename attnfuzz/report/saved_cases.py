@@ -118,9 +118,8 @@ def print_total(
     repaired = {result.saved.path for result in tried} - set(failed)
     elsewhere = any(result.python is not None for result in results)  # it may have been found in another environment
     marked = _mark(*repaired) if len(repaired) == 1 else "attnfuzz triage --fixed FILE"
-    passing = f"; {count(len(repaired), 'open case')} " + (
-        "passing there" if elsewhere else f"now passing; once repaired: {marked}"
-    )
+    remedy = "" if known else f"; once repaired: {marked}"  # else each is told above, with its command
+    passing = f"; {count(len(repaired), 'open case')} " + ("passing there" if elsewhere else f"now passing{remedy}")
     text += passing if repaired else ""
     text += f"; {count(len(removed), 'case')} of a killed campaign passing, removed" if removed else ""
     idle = {case.path for case in saved} - {result.saved.path for result in ran}

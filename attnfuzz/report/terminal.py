@@ -114,7 +114,7 @@ def print_result(console: Console, result: CampaignResult) -> None:
 def _next_step(result: CampaignResult) -> str | None:
     """The next step where nothing at all was found; None where there is something to look at, or to mend first."""
     is_over = result.stop_reason == "budget" and result.statistics.cases
-    if not is_over or result.findings or result.unconfirmed or any(_unjudged(result)):
+    if not is_over or result.findings or result.unconfirmed or result.troubles or any(_unjudged(result)):
         return None
     if all(":" not in target for target in result.statistics.kernels):
         return "these kernels come with attnfuzz; next, yours: attnfuzz explore path/to/your_kernel.py"
@@ -176,7 +176,8 @@ def verdict_sentence(result: CampaignResult) -> str:
     if not statistics.cases and not result.findings:
         return f"{why}no case was judged in {format_duration(result.elapsed_s)}{_remedy(result)}"
     found = what_was_found(result)
-    return f"{why}{found}{',' if ',' in found or ';' in found else ''} in {effort}"
+    rest = "; not all was judged, as told above" if not result.findings and any(_unjudged(result)) else ""
+    return f"{why}{found}{',' if ',' in found or ';' in found else ''} in {effort}{rest}"
 
 
 def _finding_lines(told: ToldFinding) -> Iterator[RenderableType]:
@@ -231,7 +232,8 @@ def _remarks_on(result: CampaignResult) -> Iterator[Text]:
         yield Text.assemble((title, "yellow"), f"\n   {finding.failure.message}")
     told = "cannot go on here" if result.stop_reason == "environment" else "internal error"
     for trouble in result.troubles:
-        yield Text(f"{'not judged' if gpu_memory_ran_out(trouble) else told}: {trouble.strip()}", "yellow")
+        prefix = "not judged: " if gpu_memory_ran_out(trouble) else f"{told}: "
+        yield Text(f"{'' if trouble in result.of_problems else prefix}{trouble.strip()}", "yellow")
     for target, kernel in kernels.items():  # that rest on more than they declare: the declaration to copy
         refused = [one for one in result.findings_of(target) if not one.is_question]
         if (restriction := restriction_of(kernel.declaration, refused)) is not None:

@@ -133,6 +133,8 @@ def lines_of(verification: Verification) -> Iterator[str]:
     longest = verification.largest.get("sequence")
     far = "" if longest is None else f", none longer than {count(longest, 'token')},"
     searched = f"{count(verification.cases, 'case')} of {verification.problem}{far}"
+    if verification.counterexample is not None and not verification.cases:
+        searched = f"{verification.problem}, before the search of cases began,"
     effort = f"{searched} in {format_duration(verification.elapsed_s)} on {verification.device}"
     yield f"{verification.verdict.upper()}  {verification.kernel}  ({effort}, seed {verification.seed})"
     if (found := verification.counterexample) is not None:

@@ -131,8 +131,11 @@ def _case_of(case: Case | Mapping[str, Any] | Regression, declaration: Declarati
     check_size(found)
     objection = why_unsupported(declaration.supports, declaration.options, found)
     if objection is not None:
+        remedy = (
+            "delete the file, if the kernel is not meant for it" if isinstance(case, Regression) else "change the case"
+        )
         raise ValueError(
-            f"kernel {declaration.name!r} does not support this case: {objection}; change the case or the declaration"
+            f"kernel {declaration.name!r} does not support this case: {objection}; {remedy}, or change the declaration"
         )
     return found
 

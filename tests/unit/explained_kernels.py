@@ -48,6 +48,11 @@ def _base_two(inputs: Any) -> State:
     return out, lse * math.log2(math.e)
 
 
+def _lse_off(inputs: Any) -> State:
+    out, lse = right(inputs)
+    return out, lse + 1
+
+
 def _upper_half_doubled(inputs: Any) -> State:
     out, lse = right(inputs)
     out[..., out.shape[-1] // 2 :] *= 2
@@ -124,6 +129,7 @@ MISTAKES: dict[str, Mistake] = {
     "scaled_output": _scaled_output,
     "first_token_added": _first_token_added,
     "base_two": _base_two,
+    "lse_off": _lse_off,
     "upper_half_doubled": _upper_half_doubled,
     "squared": _squared,
     "plus_one": _plus_one,

@@ -129,6 +129,18 @@ class PretendedReadiness:
         return dict.fromkeys(self.asking, "not all is known")
 
 
+def test_what_a_users_problem_raises_is_told_apart_from_errors_of_attnfuzz(tmp_path: Path) -> None:
+    """A report would call it an internal error."""
+
+    def script(worker: Worker) -> None:
+        worker.say(Trouble(message="k cannot be judged: Mine.write raised KeyError", of_problem=True))
+        worker.say(Trouble(message="free memory"))
+        waits(worker)
+
+    result = campaign(tmp_path, script, budget_s=0.5)
+    assert set(result.troubles) - result.of_problems == {"free memory"}
+
+
 def test_workers_hear_of_what_is_built_whenever_they_start(tmp_path: Path) -> None:
     """A worker that takes a lost one's place would search nothing, or what is not built yet."""
     readiness = PretendedReadiness()

@@ -87,7 +87,7 @@ def test_a_saved_case_makes_its_bug_known_with_its_issue() -> None:
     (told_one,) = told_findings(result)
     assert (told_one.disposition, told_one.status) == (
         "known",
-        "known since regressions, https://example.org/issues/12",
+        "known from regressions, https://example.org/issues/12",
     )
 
 

@@ -390,14 +390,14 @@ def test_only_what_is_new_fails(tmp_path: Path) -> None:
     against = (*options, "--against", "last.json", "--junit", "junit.xml", "--html", "a.html", "--json", "a.json")
     run = attnfuzz("explore", "mine.py", "--budget", "4s", *against, cwd=tmp_path)
     assert run.returncode == 0, run.stdout + run.stderr
-    assert run.stdout.splitlines()[-1].startswith("nothing new found, 1 known since last.json, in ")
+    assert run.stdout.splitlines()[-1].startswith("nothing new found, 1 known from last.json, in ")
     (suite,) = ElementTree.parse(tmp_path / "junit.xml").getroot()
     assert (suite.get("failures"), suite.get("errors"), suite.get("skipped")) == ("0", "0", "1")
     summary = msgspec.json.decode((tmp_path / "a.json").read_bytes(), type=Summary)
     assert summary.stop_reason == "budget"  # not ended by what does not count
     assert [finding.known for finding in summary.kernels[0].findings] == [True]
     page = (tmp_path / "a.html").read_text()
-    assert "known since last.json" in page
+    assert "known from last.json" in page
     assert "script that shows it without attnfuzz" in page
 
     kernel.write_text(BROKEN.replace("# the bug", "\n    lse[inputs.seq_lens == 1] += 1"))

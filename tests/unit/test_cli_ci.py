@@ -65,6 +65,9 @@ def test_a_bug_fails_the_job_until_it_is_known_and_again_once_it_is_repaired(tmp
         run = ci("mine.py", cwd=tmp_path, GITHUB_ACTIONS="true")
     assert run.returncode == 1, run.stdout + run.stderr
     assert "passes, though it is open; once repaired: attnfuzz triage --fixed " in run.stdout
+    assert run.stdout.count(f"once repaired: attnfuzz triage --fixed regressions/{saved.name}") == 1
+    title, *_ = (folder / "summary.md").read_text().splitlines()
+    assert title == "### attnfuzz: saved cases that are not as expected"
     assert f"XPASS  regressions/{saved.name}" in run.stdout
     assert f"::error file=regressions/{saved.name},line=1,title=saved case of mine.py%3Amine::passes now" in run.stdout
 

@@ -16,6 +16,7 @@ import click
 import pytest
 
 from attnfuzz.campaign import startup
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.result import CampaignResult
 from attnfuzz.verdict import Failure
 from tests.unit.in_process import attnfuzz, ending_after
@@ -191,8 +192,8 @@ def judged(monkeypatch: pytest.MonkeyPatch, result: CampaignResult) -> None:
     monkeypatch.setattr("attnfuzz.campaign.startup.run_campaign", lambda *asked, **how: result)
 
 
-def a_result_of_one(**fields: Any) -> CampaignResult:
-    result = a_result(**fields)
+def a_result_of_one(*findings: Finding, **fields: Any) -> CampaignResult:
+    result = a_result(*findings, **fields)
     for target in list(result.statistics.kernels)[1:]:
         del result.statistics.kernels[target]
     return result
@@ -236,6 +237,20 @@ def test_the_document_and_the_sentence_say_what_was_covered(tmp_path: Path, monk
     assert told["cases"] == kernel.cases
     run = verify("mine.py", cwd=tmp_path)
     assert f"({kernel.cases} cases of paged_decode, none longer than 40 tokens, in" in run.stdout
+
+
+def test_a_failure_that_comes_before_the_search_is_not_one_of_no_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`FAIL (0 cases)` would look as if nothing had been run."""
+    result = a_result_of_one(a_finding())
+    (kernel,) = result.statistics.kernels.values()
+    kernel.cases = 0
+    judged(monkeypatch, result)
+    told = verify("mine.py", cwd=tmp_path).stdout.splitlines()[0]
+    assert "FAIL" in told
+    assert ", before the search of cases began, in " in told
+    assert "0 cases" not in told
 
 
 def test_a_failure_that_could_not_be_confirmed_is_no_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -328,4 +328,4 @@ def test_code_is_the_projects_own_if_it_lies_in_there(folder: Path) -> None:
 def test_the_projects_folders_come_last_on_the_path(folder: Path) -> None:
     """A file of the project would be taken for an installed module of the same name."""
     (folder.parent / "pyproject.toml").touch()
-    assert search_path()[-2:] == [str(folder), str(folder.parent)]
+    assert search_path()[-3:] == [str(folder), str(folder.parent), str(folder.parent / "src")]

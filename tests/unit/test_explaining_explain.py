@@ -71,6 +71,12 @@ def test_a_token_that_weighs_much_in_place_of_nothing_is_no_factor() -> None:
     assert any(re.search(r"token 0 has weight 0\.5, expected \d\.\d+e-", line) for line in lines), "\n".join(lines)
 
 
+def test_weights_that_come_out_right_are_not_called_right_where_only_lse_is_wrong() -> None:
+    """A token that is counted twice and has all the weight would be said to have the right one."""
+    (line,) = [line for line in explained("lse_off", dense(4)).lines if "lse" in line][:1]
+    assert re.search(r"here only lse shows it: -?\d+\.\d+, expected -?\d+\.\d+$", line), line
+
+
 def test_of_a_kernel_that_raises_nothing_is_added() -> None:
     """The finding says what it raises, and a second line would say that this was not looked into."""
     assert explained("raises", dense(4)).lines == ()

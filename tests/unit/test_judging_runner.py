@@ -336,6 +336,20 @@ def test_files_beside_a_kernel_come_before_those_of_a_clone(runner: Runner, tmp_
     assert [one.name for one in runner.declarations([str(tmp_path / "users_kernel.py")])] == ["beside"]
 
 
+@pytest.mark.parametrize("below", ["", "src"])
+def test_a_kernel_imports_the_packages_of_its_project(below: str, runner: Runner, tmp_path: Path) -> None:
+    """A file of tests that pytest runs, with `pythonpath = ["."]`, would not load where its kernels run."""
+    package = tmp_path / below / f"package_in_{below or 'root'}"
+    package.mkdir(parents=True)
+    (tmp_path / "pyproject.toml").touch()
+    (package / "__init__.py").write_text("NAME = 'of_the_project'\n")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_mine.py").write_text(
+        f"import attnfuzz, {package.name} as p\n\n@attnfuzz.kernel('dense_decode', name=p.NAME)\ndef mine(i): ...\n"
+    )
+    assert [one.name for one in runner.declarations([str(tmp_path / "tests" / "test_mine.py")])] == ["of_the_project"]
+
+
 def test_kernel_inside_a_function_cannot_be_isolated(runner: Runner, declared: dict[str, Declaration]) -> None:
     """A kernel that no other process can import would fail with words about its target."""
     local = msgspec.structs.replace(declared["correct"], target="")

@@ -76,6 +76,47 @@ def test_each_token_is_written_once_and_read_through_the_table(layout: str) -> N
                 assert torch.equal(one[shared:], own[shared:])
 
 
+class Rotated(attnfuzz.PagedProblem):
+    """Keys that are negated where they lie, and no values."""
+
+    shared_pages = attnfuzz.Choice((0,))
+
+    def tensors(self, case: Any) -> dict[str, attnfuzz.TensorSpec]:
+        cache = self.cache(case)
+        del cache["v_cache"]
+        return cache | {"k_cache": cache["k_cache"]._replace(role="in_place")}
+
+    def write(self, case: Any, tensors: Any) -> None:
+        self.write_cache(case, tensors)
+
+    def reference(self, case: Any, tensors: Any) -> dict[str, Any]:
+        keys = tensors["k_cache"]
+        return {"k_cache": attnfuzz.Expected(-keys.nan_to_num().double(), where=keys.isfinite())}
+
+
+@attnfuzz.kernel(Rotated())
+def rotates(inputs: Any) -> None:
+    keys = inputs.k_cache if inputs.layout == "NHD" else inputs.k_cache.transpose(1, 2)
+    for seq, length in enumerate(inputs.seq_lens.tolist()):
+        for token in range(length):
+            page = int(inputs.block_table[seq, token // inputs.block_size])
+            keys[page, token % inputs.block_size] *= -1
+
+
+@attnfuzz.kernel(Rotated())
+def rotates_whole_pages(inputs: Any) -> None:
+    for seq, length in enumerate(inputs.seq_lens.tolist()):
+        for page in inputs.block_table[seq, : -(-length // inputs.block_size)].tolist():
+            inputs.k_cache[page] *= -1
+
+
+def test_a_problem_may_have_keys_alone_and_change_them_in_place() -> None:
+    """A rotation of cached keys could not be described without values that no kernel reads."""
+    attnfuzz.fuzz(rotates, max_examples=15, device="cpu")(lambda: None)()
+    with pytest.raises(attnfuzz.KernelFailure, match=r"k_cache .* was modified where nothing is to be written"):
+        attnfuzz.fuzz(rotates_whole_pages, max_examples=15, device="cpu")(lambda: None)()
+
+
 def test_a_field_that_holds_no_text_is_told_so() -> None:
     """A reader would take the next field's name for its value."""
     (case,) = cases(1, v_cache_strides="")

@@ -258,6 +258,34 @@ def test_a_project_that_only_depends_on_attnfuzz_is_left_alone(project: pytest.P
     project.runpytest_subprocess().assert_outcomes(passed=1)
 
 
+@pytest.mark.parametrize(("imports", "is_repaired"), [("from attnfuzz import assert_close", True), ("", False)])
+def test_the_interpreter_is_repaired_for_tests_that_use_attnfuzz_and_for_no_others(
+    imports: str, is_repaired: bool, project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A right kernel in bfloat16 would be called wrong, or the tests of a project that has no use for it be changed."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    project.makepyfile(
+        f"""
+        {imports}
+        import torch, triton
+        import triton.language as tl
+
+        @triton.jit
+        def product(x, y, out):
+            i, j = tl.arange(0, 16)[:, None] * 16, tl.arange(0, 16)[None, :]
+            tl.store(out + i + j, tl.dot(tl.load(x + i + j), tl.load(y + i + j)))
+
+        def test_product():
+            x, y = torch.eye(16, dtype=torch.bfloat16), torch.full((16, 16), 3.0, dtype=torch.bfloat16)
+            out = torch.zeros(16, 16)
+            product[(1,)](x, y, out)
+            assert out.equal(y.float())
+        """
+    )
+    result = project.runpytest_subprocess()
+    result.assert_outcomes(passed=int(is_repaired), failed=int(not is_repaired))
+
+
 def test_device_option_is_documented(project: pytest.Pytester) -> None:
     """A GPU machine could not be told to use the CPU."""
     parser = pytest.Parser(_ispytest=True)

@@ -21,7 +21,7 @@ from attnfuzz.explaining.explanation import WeightBox, WeightedRow
 from attnfuzz.problems.supports import Supports
 from attnfuzz.report.findings import QUESTIONS
 from attnfuzz.report.html import Script, html_page, write_html
-from attnfuzz.verdict import Blame
+from attnfuzz.verdict import Blame, Failure
 from tests.unit.report_results import DENSE, MERGE, PAGED, a_finding, a_result
 
 VOID = {"meta", "br", "hr", "img", "input", "link", "source", "wbr"}
@@ -248,9 +248,9 @@ def test_known_and_new_findings_are_told_apart() -> None:
     known = ("target", DENSE.target, "cause", result.findings[1].cause)
     result.statistics.against = Earlier("last.json", frozenset({known}))
     shown = Page(html_page(result))
-    assert "1 new finding, 1 known since last.json" in shown.text
+    assert "1 new finding, 1 known from last.json" in shown.text
     cells = [data.strip() for path, data in shown.texts if path[-1:] == ("td",) and data.strip()]
-    assert [cell for cell in cells if cell in ("new", "known since last.json")] == ["new", "known since last.json"]
+    assert [cell for cell in cells if cell in ("new", "known from last.json")] == ["new", "known from last.json"]
 
 
 def test_what_was_not_searched_is_told() -> None:
@@ -279,6 +279,8 @@ def test_the_weights_can_be_drawn_where_there_are_any() -> None:
     """Where they were not measured the page has the case only, and should say how to see what the kernel did."""
     assert "attnfuzz explain 'a folder/a.json' -o weights.svg" in page(a_finding()).text
     assert "attnfuzz explain" not in page(a_finding(MERGE), a_finding(path=None)).text
+    beside = Failure(oracle="guard_page", kind="read past q", message="the kernel read past q")
+    assert "attnfuzz explain" not in page(a_finding(failure=beside)).text
 
 
 def test_the_weights_that_were_measured_are_drawn() -> None:

@@ -195,7 +195,7 @@ def test_what_is_known_is_no_failure() -> None:
     result.statistics.against = Earlier("last.json", frozenset({told}))
     suite = parsed(result)[0]
     assert (suite.get("failures"), suite.get("errors"), suite.get("skipped")) == ("1", "0", "1")
-    assert next(suite.iter("skipped")).attrib["message"] == "known since last.json: wrong"
+    assert next(suite.iter("skipped")).attrib["message"] == "known from last.json: wrong"
 
 
 def test_it_is_written_whole(tmp_path: Path) -> None:

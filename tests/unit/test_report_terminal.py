@@ -142,6 +142,8 @@ def test_kernels_that_were_never_reached_are_named() -> None:
         idle = Declaration(name=name, problem="dense_decode", target=f"kernels.py:{name}")
         result.statistics.kernels[idle.target] = KernelStatistics(declaration=idle)
     assert "2 kernels were never reached: kernels.py:idle, kernels.py:other; raise --budget\n" in printed(result)
+    assert verdict_sentence(result).endswith("; not all was judged, as told above")
+    assert "not all was judged" not in verdict_sentence(a_result())
 
 
 def test_a_kernel_that_rests_on_more_than_it_declares_is_told_once_what_to_declare() -> None:
@@ -187,6 +189,15 @@ def test_what_is_missing_here_is_not_called_an_error_of_attnfuzz() -> None:
     text = printed(a_result(stop_reason="environment", troubles=("pip install another NumPy",)))
     assert "cannot go on here: pip install another NumPy" in text
     assert "internal error" not in text
+
+
+def test_an_error_of_a_users_problem_is_not_called_one_of_attnfuzz() -> None:
+    """Its author would report a bug of attnfuzz, and be told that a larger budget is next."""
+    trouble = "mine.py:k cannot be judged on some cases: Mine.write raised KeyError: 'v'"
+    text = printed(a_result(troubles=(trouble,), of_problems=frozenset({trouble})))
+    assert f"\n{trouble}\n" in text
+    assert "internal error" not in text
+    assert "next:" not in text
 
 
 def test_plain_lines_carry_the_whole_path() -> None:
@@ -386,11 +397,11 @@ def test_known_findings_are_marked_and_not_counted() -> None:
     told = ("target", KERNEL.target, "cause", known.cause)
     result.statistics.against = Earlier("last.json", frozenset({told}))
     text = printed(result)
-    assert re.findall(r"\((new|known since last\.json)\)", text) == ["known since last.json", "new"]
-    assert verdict_sentence(result).startswith("1 new finding, 1 known since last.json, in 10 cases")
+    assert re.findall(r"\((new|known from last\.json)\)", text) == ["known from last.json", "new"]
+    assert verdict_sentence(result).startswith("1 new finding, 1 known from last.json, in 10 cases")
     result = a_result(known)
     result.statistics.against = Earlier("last.json", frozenset({told}))
-    assert verdict_sentence(result).startswith("nothing new found, 1 known since last.json, in 10 cases")
+    assert verdict_sentence(result).startswith("nothing new found, 1 known from last.json, in 10 cases")
 
 
 def test_shrinking_is_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,11 @@ def correct(inputs: Any, *, extra: int) -> tuple[torch.Tensor, torch.Tensor]:
     return attend(inputs)
 
 
+@attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(dtypes=("float32",), head_sizes=(64,)))
+def of_larger_heads(inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return attend(inputs)
+
+
 @attnfuzz.kernel(**DECLARED)
 def drops_a_token(inputs: Any, *, extra: int) -> tuple[torch.Tensor, torch.Tensor]:
     return attend(inputs, lambda length: int(length > 8))
@@ -134,6 +139,8 @@ def test_nothing_is_written_unless_asked(tmp_path: Path, monkeypatch: pytest.Mon
     assert load_regression(saved).status == "open"
     with pytest.raises(attnfuzz.KernelFailure):
         attnfuzz.check(drops_a_token, saved)
+    with pytest.raises(ValueError, match="delete the file, if the kernel is not meant for it, or change the decl"):
+        attnfuzz.check(of_larger_heads, saved)  # as once its author has declared what it takes
     attnfuzz.check(correct, str(saved))
 
 

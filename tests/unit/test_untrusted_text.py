@@ -118,6 +118,15 @@ def test_only_files_of_source_are_looked_at(tmp_path: Path) -> None:
         assert code_line(str(path), 1) == ""
 
 
+def test_a_statement_is_told_to_its_end_if_that_is_near(tmp_path: Path) -> None:
+    """Of `block = tl.load(` nobody could tell what is loaded, and a launch would be told with all its arguments."""
+    load, launch = "block = tl.load(\n    table + i\n).to(tl.int64)\n", "kernel[grid](\n" + "    x,\n" * 9 + ")\n"
+    source = tmp_path / "a.py"
+    source.write_text(load + launch, encoding="utf-8")
+    assert code_line(str(source), 1) == "block = tl.load(table + i).to(tl.int64)"
+    assert code_line(str(source), 4) == "kernel[grid](..."
+
+
 def test_text_of_any_length_keeps_its_lines() -> None:
     """A whole file, such as a script, would lose its middle or its line ends."""
     assert only_printable("a\x1b\n" * 5_000) == "a\\x1b\n" * 5_000

@@ -143,6 +143,7 @@ class CaseJudge:
 
     ``renew`` gives a runner whose process has not run any case before, in place of the one it is given; ``memory``
     watches what the process takes. ``explain`` says what is wrong with a case that failed; without it nobody does.
+    ``complain`` hears of the framework's own errors, ``problem_fails`` of those of a user's problem.
     ``interpret`` makes what runs cases in Triton's interpreter, beside a runner that compiles kernels.
     Each method may be called from another thread than the rest: one call waits for the other.
     """
@@ -157,6 +158,7 @@ class CaseJudge:
         memory: MemoryWatch | None = None,
         explain: Callable[[Runner, Declaration, Case, Failure], Explanation] | None = None,
         complain: Callable[[str], None] = lambda text: None,
+        problem_fails: Callable[[str], None] | None = None,
         renew: Callable[[Runner], Runner] | None = None,
         interpret: Callable[[], Runner] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -173,6 +175,7 @@ class CaseJudge:
         self._longest_s = longest_s
         self._journal = journal
         self._complain = complain
+        self._problem_fails = problem_fails or complain
         self._complaints_left = _MAX_COMPLAINTS
         self._told_of_batches: set[str] = set()
         self._told_of_problems: set[str] = set()
@@ -440,7 +443,7 @@ class CaseJudge:
         except ProblemUnusable as error:
             if declaration.target not in self._told_of_problems:
                 self._told_of_problems.add(declaration.target)
-                self._complain(f"{declaration.target} cannot be judged on some cases: {error}")
+                self._problem_fails(f"{declaration.target} cannot be judged on some cases: {error}")
             raise Unjudged from error
         except (ServiceError, CaseTooLarge) as error:
             self._complaints_left -= 1

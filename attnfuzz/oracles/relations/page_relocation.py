@@ -57,7 +57,14 @@ from attnfuzz.memory.sparse import sparse_memory
 from attnfuzz.mistake import NARROW_OFFSETS
 from attnfuzz.oracles import registry
 from attnfuzz.oracles.exception import context_lost
-from attnfuzz.oracles.relations.relation import Relation, as_it_is, on_host, unequal_bits, where_bits_differ
+from attnfuzz.oracles.relations.relation import (
+    NothingRunError,
+    Relation,
+    as_it_is,
+    on_host,
+    unequal_bits,
+    where_bits_differ,
+)
 from attnfuzz.problems.block_table import num_blocks, used_blocks
 from attnfuzz.problems.cases import Case, MaskedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.choices import lies_as_served, lying_alike, permits_gap, strided_tensors_of
@@ -491,16 +498,23 @@ def _weight(_: Declaration, case: Case) -> int:
 
 
 def _check(trial: Trial) -> Failure | None:
+    """Raises NothingRunError where pages far away, or all if there are none, are refused: the cache may be copied."""
+    has_run = False
     most_rows = MOST_ROWS if trial.device == "cpu" else MOST_ROWS_ON_GPU
-    for far in _placements(trial.kernel.declaration, trial.case, most_rows):
+    placements = list(_placements(trial.kernel.declaration, trial.case, most_rows))
+    of_pages = any(far.first_page for far in placements)
+    for far in placements:
+        counts = bool(far.first_page) or not of_pages
         if far.first_entry and not _is_right(trial, Far(first_entry=_NEAR_ENTRY)):
             continue  # before the far run, which ends the process of a kernel that is astray by more than it wraps
         if trial.device == "cpu" and _is_right(trial, far):
+            has_run |= counts
             continue
         if far.moved:
             failure = _explained_by_names(trial, far)
             if failure is not None or trial.device == "cpu":
                 return failure
+            has_run = True
             continue
         if far.first_page and not _heeds_page_strides(trial):
             far = Far(stretched=far.stretched)
@@ -509,9 +523,12 @@ def _check(trial: Trial) -> Failure | None:
             return None if _comes_and_goes(trial) else failure
         heeded = {name: axis for name, axis in far.stretched.items() if name not in ignored}
         far = replace(far, stretched=heeded)
-        seen = _wrong(trial, far) if far != Far() else None
-        if seen is not None:
+        seen = run_far(trial, far) if far != Far() else None
+        has_run |= counts and seen is not None
+        if seen is not None and _differs(trial, far, seen):
             return None if _comes_and_goes(trial) else _explained(trial, far, seen)
+    if not has_run:
+        raise NothingRunError
     return None
 
 

@@ -40,6 +40,10 @@ class Changed:
     placement: Placement | None = None
 
 
+class NothingRunError(Exception):
+    """Raised by a relation none of whose runs could be made: it has no word on the case."""
+
+
 def fits(case: Case) -> bool:
     """Whether a changed case is of a size that may be run."""
     try:

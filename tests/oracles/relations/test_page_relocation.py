@@ -487,6 +487,19 @@ def test_kernel_that_copies_the_cache_is_not_blamed(runner: Runner, tmp_path: Pa
     assert judged(runner, target, PAGED, "page_relocation") is None
 
 
+def test_of_a_copied_cache_nothing_is_said_of_far_pages() -> None:
+    """A narrow offset behind a wrapper that copies would be said to have been looked for."""
+
+    def stack(inputs: Any) -> None:
+        torch.stack((inputs.k_cache, inputs.v_cache), 2)
+
+    for change, related in ((lambda inputs: None, ("page_relocation",)), (stack, ())):
+        kernel = wrapped("paged_eager", change)
+        case = adapt_options(PAGED, kernel.declaration.options)
+        verdict = judge(kernel, case, device="cpu", relations=("page_relocation",))
+        assert (verdict.failure, verdict.related) == (None, related)
+
+
 @pytest.mark.parametrize("layout", ["NHD", "interleaved"])
 def test_a_copy_of_a_far_cache_takes_no_gigabytes(layout: Layout) -> None:
     """A kernel that reshapes an interleaved cache would outgrow its memory limit, and be told to leak."""
