@@ -521,6 +521,7 @@ def _wrong_windows(row: AttentionRow) -> Iterator[Predicted]:
             scores, way = plain.masked_fill(positions < first, -torch.inf), f"from the {which} query token"
             yield Predicted(*row.averaged(scores), way, f"the window counts {way}, not from each")
     if not has_query_lens(row.case.problem):
+        yield from _windows_of_other_sequences(row, plain)
         return
     number, zero = row.row - rows[0], torch.zeros_like(row.expected)
     for block in _BLOCKS_OF_QUERIES:
@@ -530,6 +531,18 @@ def _wrong_windows(row: AttentionRow) -> Iterator[Predicted]:
                 given = row.averaged(scores) if bool(scores.isfinite().any()) else (zero, float(row.sink))
                 way = f"from the {which} query of a block of {block}"
                 yield Predicted(*given, way, f"the window counts {way}, not from each")
+
+
+def _windows_of_other_sequences(row: AttentionRow, plain: Float64[Tensor, " seq_len"]) -> Iterator[Predicted]:
+    """One offset for the whole batch, say of the longest sequence, in front of which shorter ones may have no key."""
+    lengths, window, positions = row.case.seq_lens, row.case.variant.window, torch.arange(row.num_tokens, device="cpu")
+    for which, other in (("the longest", lengths.index(max(lengths))), *row.other_seqs()):
+        if window is None or lengths[other] == row.num_tokens:
+            continue
+        seen = plain.masked_fill(positions < lengths[other] - window, -torch.inf)
+        given = row.averaged(seen) if bool(seen.isfinite().any()) else (torch.zeros_like(row.expected), float(row.sink))
+        words = f"the window counts from the end of sequence {other}, not from that of each"
+        yield Predicted(*given, f"from the end of {which} sequence", words, f"{which} sequence")
 
 
 def _widened_windows(row: AttentionRow, plain: Float64[Tensor, " seq_len"], begins: int) -> Iterator[Predicted]:
@@ -594,6 +607,16 @@ def _wrong_biases(row: AttentionRow) -> Iterator[Predicted]:
     ):
         yield Predicted(*row.given(row.scores + (factor - 1) * slope * distance), way, words)
     yield Predicted(*row.given(row.scores - slope), "one key off", "ALiBi counts one key too many")
+    for tile in sorted({*TILES[1:], row.case.page_size} - {0}):
+        if tile <= position:  # the query lies behind the first
+            within = torch.arange(position + 1, device="cpu") % tile
+            for off, of_query in ((0, ""), (position - position % tile, ", and the query, too")):
+                if of_query and row.got_lse is None:  # they differ by a constant, which softmax does not see
+                    continue
+                out, lse = row.given(row.scores + slope * (within - position + off - distance))
+                for unit in _units(row, tile):
+                    words = f"ALiBi counts each key from the beginning of its {unit.removeprefix('a ')}{of_query}"
+                    yield Predicted(out, lse, f"within {unit}{of_query}", words)
     for rule, head in row.other_heads():
         shifted = row.scores + (numbers["alibi_slopes"][head] - slope) * distance
         yield Predicted(*row.given(shifted), rule, f"the slope is that of query head {head}", rule)

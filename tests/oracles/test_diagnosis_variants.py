@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+from torch import Tensor
 
 import attnfuzz
 from attnfuzz.declaration import load_kernels
@@ -194,6 +196,56 @@ def test_a_tile_that_a_window_begins_in_is_named_where_nothing_else_is_seen(fail
     assert message.endswith(
         "token 1 (page 0, offset 1) of sequence 0 is dropped (the first, partial tile of 16 of the window)"
     )
+
+
+def decoded(inputs: Any, begins: Callable[[int], int], position: Callable[[Tensor, int], Tensor]) -> None:
+    """A decode whose window begins and whose ALiBi counts as it is told to, of a sequence's length."""
+    for seq, length in enumerate(inputs.seq_lens.tolist()):
+        pages = inputs.block_table[seq, : -(-length // inputs.block_size)].long()
+        k, v = (one[pages].flatten(0, 1)[:length].double() for one in (inputs.k_cache, inputs.v_cache))
+        k, v = (one.repeat_interleave(inputs.q.shape[1] // one.shape[1], 1) for one in (k, v))
+        scores = torch.einsum("hd,thd->ht", inputs.q[seq].double(), k) * inputs.scale
+        keys = torch.arange(length)
+        if inputs.alibi_slopes is not None:
+            scores += inputs.alibi_slopes.double()[:, None] * position(keys, length - 1)
+        if inputs.window is not None:
+            scores[:, : max(begins(length), 0)] = -torch.inf
+        lse = scores.logsumexp(-1)
+        weights = (scores - lse.nan_to_num(neginf=0.0)[:, None]).exp()
+        inputs.out[seq], inputs.lse[seq] = torch.einsum("ht,thd->hd", weights, v).to(inputs.out.dtype), lse
+
+
+PLAIN = attnfuzz.Supports(variants=("window", "alibi"), strides="contiguous", layouts=("NHD",))
+
+
+@pytest.mark.parametrize("off", [0, 1])
+def test_alibi_that_counts_within_tiles_is_named(off: int, failure_of: Any) -> None:
+    """It would be taken for ALiBi that counts from the first key, which leaves the weights right, as it does not."""
+
+    @attnfuzz.kernel("paged_decode", supports=PLAIN)
+    def within_tiles(inputs: Any) -> None:
+        decoded(inputs, lambda length: length - inputs.window, lambda t, last: t % 32 - (last % 32 if off else last))
+
+    values = Values(keys="equal", values="positions")
+    case = msgspec.structs.replace(
+        case_with(alibi="geometric"), seq_lens=(33,), num_q_heads=1, num_kv_heads=1, block_size=64, values=values
+    )
+    words = "ALiBi counts each key from the beginning of its tile of 32"
+    assert failure_of(within_tiles, case).message.endswith(words + (", and the query, too" if off else ""))
+
+
+@pytest.mark.parametrize(("lengths", "which"), [((1, 2), ""), ((2, 9, 7), " (the longest sequence)")])
+def test_a_window_of_another_sequence_is_named(lengths: tuple[int, ...], which: str, failure_of: Any) -> None:
+    """A shorter sequence would be told to have lost its keys, without a word on whose length they were counted from."""
+
+    @attnfuzz.kernel("paged_decode", supports=PLAIN)
+    def of_the_longest(inputs: Any) -> None:
+        longest = int(inputs.seq_lens.max())
+        decoded(inputs, lambda length: longest - inputs.window, lambda t, last: t - last)
+
+    case = msgspec.structs.replace(case_with(window=1), seq_lens=lengths, num_q_heads=1, num_kv_heads=1, block_size=2)
+    words = f"the window counts from the end of sequence 1, not from that of each{which}"
+    assert failure_of(of_the_longest, case).message.endswith(words)
 
 
 MASKED = MaskedAttentionCase(
