@@ -516,8 +516,8 @@ def _wrong_windows(row: AttentionRow) -> Iterator[Predicted]:
     yield from _widened_windows(row, plain, row.num_tokens - window)
     rows = row.case.rows_of(row.seq)
     for which, query in (("last", rows[-1]), ("first", rows[0])):
-        first = row.num_tokens + query - row.row - window
-        if query != row.row and 0 <= first < row.num_tokens:
+        first = max(row.num_tokens + query - row.row - window, 0)
+        if query != row.row and window < row.num_tokens and first < row.num_tokens:
             scores, way = plain.masked_fill(positions < first, -torch.inf), f"from the {which} query token"
             yield Predicted(*row.averaged(scores), way, f"the window counts {way}, not from each")
     if not has_query_lens(row.case.problem):
@@ -526,7 +526,8 @@ def _wrong_windows(row: AttentionRow) -> Iterator[Predicted]:
     number, zero = row.row - rows[0], torch.zeros_like(row.expected)
     for block in _BLOCKS_OF_QUERIES:
         for which, off in (("last", block - 1 - number % block), ("first", -(number % block))):
-            if (first := row.num_tokens + off - window) > 0 and off:
+            first = max(row.num_tokens + off - window, 0)
+            if off and (first or window < row.num_tokens):
                 scores = plain.masked_fill(positions < first, -torch.inf)
                 given = row.averaged(scores) if bool(scores.isfinite().any()) else (zero, float(row.sink))
                 way = f"from the {which} query of a block of {block}"

@@ -318,9 +318,22 @@ def test_a_mask_whose_offset_is_one_of_bytes_is_named(up: int, words: str, failu
     assert words in failure_of(at_a_byte, case).message
 
 
-@pytest.mark.parametrize("which", ["last", "first"])
-def test_a_window_that_counts_from_a_block_of_queries_is_named(which: str, failure_of: Any) -> None:
-    """A row without keys, or with one too many, would not say that a tile's one limit serves all of its queries."""
+WINDOW = PagedAttentionCase(
+    num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(30,), query_lens=(7,), scale=0.25, block_size=16,
+    variant=Variant(window=9), values=Values(keys="normal", values="normal", seed=5),
+)  # fmt: skip
+SMALLEST_WINDOW = msgspec.structs.replace(
+    WINDOW, seq_lens=(2,), query_lens=(2,), block_size=2, variant=Variant(window=1), values=Values()
+)
+
+
+@pytest.mark.parametrize(
+    ("which", "block", "case"), [("last", 4, WINDOW), ("first", 4, WINDOW), ("first", 16, SMALLEST_WINDOW)]
+)
+def test_a_window_that_counts_from_a_block_of_queries_is_named(
+    which: str, block: int, case: PagedAttentionCase, failure_of: Any
+) -> None:
+    """A row without keys, or with all of them, would not say that a tile's one limit serves all of its queries."""
     (right,) = load_kernels("paged_attention_eager")
 
     @attnfuzz.kernel("paged_attention", supports=attnfuzz.Supports(strides="contiguous", variants=("window",)))
@@ -331,18 +344,32 @@ def test_a_window_that_counts_from_a_block_of_queries_is_named(which: str, failu
         for start, end in itertools.pairwise(inputs.cu_seqlens_q.tolist()):
             for row in range(start, end):
                 number = row - start
-                inputs.window = window - ((3 - number % 4) if which == "last" else -(number % 4))
+                inputs.window = window - (block - 1 - number % block if which == "last" else -(number % block))
                 if inputs.window > 0:
                     other, of_other = right.function(inputs)
                     out[row], lse[row] = other[row], of_other[row]
         return out, lse
 
-    case = PagedAttentionCase(
-        num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(30,), query_lens=(7,), scale=0.25, block_size=16,
-        variant=Variant(window=9), values=Values(keys="normal", values="normal", seed=5),
-    )  # fmt: skip
-    words = f"; the window counts from the {which} query of a block of 4, not from each"
+    words = f"; the window counts from the {which} query of a block of {block}, not from each"
     assert words in failure_of(by_blocks, case).message
+
+
+def test_a_rule_about_the_last_token_is_not_told_of_padding(failure_of: Any) -> None:
+    """The last token would be told to be dropped in any case, where as many are as there are rows of padding."""
+    (right,) = load_kernels("paged_attention_eager")
+
+    @attnfuzz.kernel("paged_attention", supports=attnfuzz.Supports(strides="contiguous"))
+    def padding_is_queries(inputs: Any) -> Any:
+        padding = len(inputs.q) - int(inputs.cu_seqlens_q[-1])
+        inputs.seq_lens = inputs.seq_lens.clone()
+        inputs.seq_lens[-1] -= padding
+        return right.function(inputs)
+
+    case = msgspec.structs.replace(
+        WINDOW, seq_lens=(4,), query_lens=(1,), padding_tokens=1, variant=Variant(), values=Values()
+    )
+    words = "; token 3 (page 0, offset 3) of sequence 0 is dropped"
+    assert failure_of(padding_is_queries, case).message.endswith(words)
 
 
 def test_a_log_sum_exp_that_is_taken_to_be_0_is_named(failure_of: Any) -> None:
