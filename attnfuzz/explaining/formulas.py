@@ -575,10 +575,14 @@ def _wrong_caps(row: AttentionRow) -> Iterator[Predicted]:
     if cap is None:
         return
     uncapped = _with(row.case, soft_cap=None)
-    for way, words, factor in (  # between the scores and what the cap is applied to
+    ways = [  # between the scores and what the cap is applied to
         ("before the scale", "the soft cap is applied before the scale", 1 / row.case.scale),
         ("in base 2", "the soft cap is applied to scores that are already multiplied by log2(e)", _LOG2_E),
-    ):
+    ]
+    if row.kv_scales is not None:
+        of_k = float(row.kv_scales[0, row.kv_head])
+        ways.append(("before the scale of K", "the soft cap is applied before the scale of K", 1 / of_k))
+    for way, words, factor in ways:
         capped = cap * torch.tanh(factor * row.scores / cap) / factor
         yield Predicted(*row.given(capped, case=uncapped), way, words)
     clamped = row.given(row.scores.clamp(-cap, cap), case=uncapped)
