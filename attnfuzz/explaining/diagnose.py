@@ -139,7 +139,7 @@ _ENOUGH_WEIGHTS = 4
 """Measured weights of a row, of which three are free: no mistake gives them all by chance."""
 _FEWEST_EMPTY = 3
 """Rows without keys that read as many as another sequence has."""
-_MOST_NEIGHBOURS = 10
+_MOST_NEIGHBOURS = 11
 """Runs beside the failing one."""
 _FAR_OFF = 0.05
 """Part of the largest number of a row: few roundings to 8 bits make so large an error."""
@@ -369,6 +369,7 @@ class Survivors:
         self.causes: tuple[Cause, ...] = ()
         self.maybe: tuple[str, ...] = ()
         self._refuted: set[Key] = set()
+        self._inexact: set[Key] = set()
         self._start(rows)
 
     def _start(self, rows: _Rows) -> None:
@@ -408,9 +409,8 @@ class Survivors:
         refuted = _refuted_by(right, map(_key, structural))
         kept = keys
         if wrong:
-            kept = {_key(one) for one in structural}
-            for row in wrong:
-                kept = _kept_by(row, kept) if kept else kept
+            kept, inexact = _kept_exactly(wrong, map(_key, structural))
+            self._inexact |= inexact
             if roundings and all(isinstance(row, AttentionRow) for row in wrong):
                 kept |= _rounded(rows, wrong, right, self._replayed).kept(roundings)
             if not kept:
@@ -558,14 +558,17 @@ class Survivors:
     def told(self) -> str:
         """The cause, if it is the only one left and has been borne out; else what may be it, or nothing.
 
-        A rule, which says what is wrong in any case, is told if it gives the wrong rows of all runs. What right rows
-        speak against is so in some rows alone, whatever decides in which.
+        A rule, which says what is wrong in any case, is told if it gives the wrong rows of all runs, and within their
+        bounds: a token more or less of many changes a result by little more. What right rows speak against is so in
+        some rows alone, whatever decides in which.
         """
         is_sure = self._borne_out and not self._is_near and self._is_finite
         believed = () if self._is_contradicted else self.causes
         is_partial = any(_key(one) in self._refuted for one in believed)
         if is_partial or not self._borne_out or not self._is_general:
-            believed = tuple(msgspec.structs.replace(one, rule="") for one in believed)
+            believed = tuple(map(_without_rule, believed))
+        else:
+            believed = tuple(_without_rule(one) if _key(one) in self._inexact else one for one in believed)
         if self._is_nothing:  # that is what was seen, and all that leaves out every key explains it
             believed = tuple(one for one in believed if one.mistake in _NOTHING) or believed
         said = in_words(believed) or IN_GENERAL.get(common_to(one.mistake for one in believed), "")
@@ -619,6 +622,10 @@ def _has_numbers(row: AveragedRow) -> bool:
 
 def _key(one: Cause) -> Key:
     return one.mistake, one.way
+
+
+def _without_rule(one: Cause) -> Cause:
+    return msgspec.structs.replace(one, rule="")
 
 
 def precision_of(runs: Iterable[Compared], poison: Fill) -> Precision | None:
@@ -700,6 +707,21 @@ def _kept_by(row: AveragedRow, keys: Iterable[Key]) -> set[Key]:
     found = set(_matched(row, replayed))
     found |= {(mistake, _ANYHOW) for mistake, _ in found}
     return wanted & (found | silent(row, replayed))
+
+
+def _kept_exactly(wrong: Sequence[AveragedRow], keys: Iterable[Key]) -> tuple[set[Key], set[Key]]:
+    """Which of the mistakes give all these rows, and which of these only nearly: none where another does exactly."""
+    kept, exactly, near = set(keys), set[Key](), set[Key]()
+    for row in wrong:
+        replayed = list(_replays(row, {mistake for mistake, _ in kept}))
+        found = _matched(row, replayed)
+        within = {key for key, match in found.items() if match.left <= _SAME_BOUNDS}
+        given, within = ({*of_row, *((mistake, _ANYHOW) for mistake, _ in of_row)} for of_row in (found, within))
+        kept &= given | silent(row, replayed)
+        exactly |= within
+        near |= given - within
+    near &= kept
+    return (kept - near, set()) if kept & exactly - near else (kept, near)
 
 
 def _refuted_by(right: Sequence[AveragedRow], keys: Iterable[Key]) -> set[Key]:

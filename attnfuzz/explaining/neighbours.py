@@ -46,6 +46,8 @@ _OTHER_SEEDS = 4
 _MORE = (3, 6, 11)
 """Of what cases of a user's own problem count."""
 _MOST_STRIDES = 12
+_MANY = 1
+"""The step to many tokens."""
 _LONG = 70
 """Tokens: more than a tile of 64, and no multiple of any."""
 
@@ -154,8 +156,11 @@ def _of_other_lengths(case: AttentionCase) -> Iterator[AttentionCase | None]:
         tried.add(kept)
         longer = with_lengths(case, kept)
         if longer is not None:
+            plain = plain_values(longer, (case.values.seed + _SEEDS[0] + number) % (1 << 32))
             yield longer if number == 0 else None
-            yield changed(longer, values=plain_values(longer, (case.values.seed + _SEEDS[0] + number) % (1 << 32)))
+            yield changed(longer, values=plain)
+            if number == _MANY:  # with equal weights, where each token shows
+                yield changed(longer, values=msgspec.structs.replace(plain, keys="equal"))
 
 
 def _of_merge(case: MergeStatesCase) -> Iterator[MergeStatesCase]:

@@ -62,9 +62,8 @@ def _units(case: AttentionCase, length: int) -> Iterator[_Unit]:
     page = max(case.page_size, 1)
     if case.page_size:
         yield _Unit(page, "page", range(page))
-    for tile in TILES_OF_KEYS:
-        if tile != page:
-            yield _Unit(tile, f"tile of {tile}", range(tile))
+    for tile in TILES_OF_KEYS:  # also one as long as a page, which other pages tell from that
+        yield _Unit(tile, f"tile of {tile}", range(tile))
     for parts in sorted({*_PARTS, case.partial_states} - {0, 1}):
         equal, of_pages = -(-length // parts), -(-length // page // parts) * page
         for size, name in {of_pages: f"part of {parts}, in whole pages", equal: f"part of {parts}"}.items():

@@ -10,6 +10,8 @@ from attnfuzz.problems.recipes import Values
 from tests.gpu.bundled_cases import BUNDLED, CASES, fitted
 from tests.quality.schedules import RACES
 
+_TIMES = 3
+"""On a GPU that others use, a run at the usual pace shows the race now and then."""
 SMALL = DenseDecodeCase(
     num_q_heads=4,
     num_kv_heads=4,
@@ -32,10 +34,13 @@ SMALL = DenseDecodeCase(
 def test_a_race_that_no_other_run_shows_is_found(runner: Runner, name: str, case: DenseDecodeCase) -> None:
     """It would show on a busy server first."""
     (declaration,) = runner.declarations([f"{RACES}:{name}"])
-    assert runner.judge(declaration, case, relations=()).failure is None
-    failure = runner.judge(declaration, case, relations=("delays",)).failure
-    assert failure is not None
-    assert failure.oracle == "delays"
+    usual, delayed = (
+        [runner.judge(declaration, case, relations=relations).failure for _ in range(_TIMES)]
+        for relations in ((), ("delays",))
+    )
+    assert None in usual
+    assert all(delayed)
+    assert "delays" in {failure.oracle for failure in delayed if failure is not None}
 
 
 @pytest.mark.parametrize(

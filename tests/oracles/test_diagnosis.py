@@ -138,6 +138,30 @@ def test_the_rule_is_told_by_which_several_tokens_are_dropped(
     assert rule in message
 
 
+@pytest.mark.parametrize(
+    ("step", "block_sizes", "ending"),
+    [
+        (32, (16, 32), "token 31 (page 0, offset 31) of sequence 0 is dropped (the last token of each tile of 32)"),
+        (64, (16, 32), "token 31 (page 0, offset 31) of sequence 0 is dropped (token 31 of each tile of 64)"),
+        (128, (16, 32), "token 31 (page 0, offset 31) of sequence 0 is dropped"),
+        (32, (32,), "token 31 (page 0, offset 31) of sequence 0 is dropped"),
+        (48, (16, 32), "token 31 (page 0, offset 31) of sequence 0 is dropped"),
+    ],
+)
+@pytest.mark.by_day("32-*each tile*", "128-*")
+def test_a_tile_is_told_by_its_size_where_longer_cases_tell_it_from_others(
+    step: int, block_sizes: tuple[int, ...], ending: str, plant: Any, long_paged: PagedDecodeCase, failure_of: Any
+) -> None:
+    """In a case of 32 tokens, tiles of 32 and of 64 and pages of 32 lose the same one: any would be named."""
+    case = msgspec.structs.replace(long_paged, seq_lens=(32,), block_size=32, values=Values())
+    kernel = plant(
+        "paged_decode",
+        score=unseen(lambda n: range(31, n, step)),
+        supports=attnfuzz.Supports(block_sizes=block_sizes),
+    )
+    assert failure_of(kernel, case).message.endswith(ending)
+
+
 def test_a_rule_about_pages_is_not_told_of_what_goes_by_other_steps(
     plant: Any, long_paged: PagedDecodeCase, failure_of: Any
 ) -> None:

@@ -67,7 +67,7 @@ PAIRS = (
         "torch_prefill",
         "torch_prefill_aligned_top_left",
         'Supports(layouts=("NHD", "interleaved"), lse="none")',
-        "is dropped",
+        "as if it had no context",
     ),
     Pair(
         "hnd_decode",
