@@ -61,8 +61,8 @@ class Beside(NamedTuple):
 
     @property
     def missed(self) -> Float64[Tensor, "results elements"]:
-        """How far each result is from what came out; infinite where one of them is no number."""
-        return (self.replayed - self.got).abs().nan_to_num(torch.inf)
+        """How far each result is from what came out; infinite where one of them is no number, and not the same one."""
+        return torch.where(self.replayed == self.got, 0.0, (self.replayed - self.got).abs().nan_to_num(torch.inf))
 
     @property
     def unexplained(self) -> Float64[Tensor, " results"]:
