@@ -514,6 +514,12 @@ def _wrong_windows(row: AttentionRow) -> Iterator[Predicted]:
     words = f"the window lies at the first key of the sequence, not at the last (window {window})"
     yield Predicted(*row.averaged(plain.masked_fill(positions >= window, -torch.inf)), "from the first key", words)
     yield from _widened_windows(row, plain, row.num_tokens - window)
+    if window < row.num_tokens:
+        for unit, size in _sizes_of_units(row).items():
+            if window % size:
+                widened = _with(row.case, window=-(-window // size) * size)
+                words = f"the window is rounded up to a multiple of a {unit}"
+                yield Predicted(*row.given(row.scores, case=widened), f"rounded up to a {unit}", words)
     rows = row.case.rows_of(row.seq)
     for which, query in (("last", rows[-1]), ("first", rows[0])):
         first = max(row.num_tokens + query - row.row - window, 0)
@@ -680,10 +686,13 @@ def _wrong_sinks(row: AttentionRow) -> Iterator[Predicted]:
     yield Predicted(out, row.lse, "not in the divisor", words)
 
 
+def _sizes_of_units(row: AttentionRow) -> dict[str, int]:
+    return {f"tile of {tile}": tile for tile in TILES[1:]} | {"page": max(row.case.page_size, 1)}
+
+
 def _units_of(row: AttentionRow) -> dict[str, int]:
     """How many pages and tiles hold the row's keys, if that is more than one."""
-    sizes = {f"tile of {tile}": tile for tile in TILES[1:]} | {"page": max(row.case.page_size, 1)}
-    counts = {unit: -(-row.num_tokens // size) for unit, size in sizes.items()}
+    counts = {unit: -(-row.num_tokens // size) for unit, size in _sizes_of_units(row).items()}
     return {unit: count for unit, count in counts.items() if count > 1}
 
 

@@ -81,10 +81,16 @@ def _told_by_numbers(case: AttentionCase) -> Iterator[AttentionCase | None]:
     for seed in _SEEDS:
         yield msgspec.structs.replace(case, values=plain_values(case, (case.values.seed + seed) % (1 << 32)))
     plain = plain_values(case, (case.values.seed + _SEEDS[1]) % (1 << 32))
-    yield changed(case, scale=case.scale * _ANOTHER_SCALE, values=plain)
+    yield changed(_with_two_heads(case), scale=case.scale * _ANOTHER_SCALE, values=plain)
     for exponent in (case.values.logit_exponent - 1, case.values.logit_exponent - 3):
         if exponent >= MIN_LOGIT_EXPONENT:
             yield msgspec.structs.replace(case, values=msgspec.structs.replace(case.values, logit_exponent=exponent))
+
+
+def _with_two_heads(case: AttentionCase) -> AttentionCase:
+    """In place of a single one, of which a mistake looks as if any head had it."""
+    two = changed(case, num_q_heads=2, num_kv_heads=2) if case.num_q_heads == 1 else None
+    return two or case
 
 
 def _of_other_pages(case: AttentionCase) -> AttentionCase | None:

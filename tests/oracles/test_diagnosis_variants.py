@@ -318,6 +318,36 @@ def test_a_mask_whose_offset_is_one_of_bytes_is_named(up: int, words: str, failu
     assert words in failure_of(at_a_byte, case).message
 
 
+@pytest.mark.parametrize(("size", "unit"), [(16, "tile of 16"), (0, "page")])
+def test_a_window_that_is_rounded_up_is_named(size: int, unit: str, failure_of: Any) -> None:
+    """It would be told to be left out, where a multiple of some size is longer than a short sequence."""
+
+    @attnfuzz.kernel("paged_decode", supports=PLAIN)
+    def rounded_up(inputs: Any) -> None:
+        step, window = size or inputs.block_size, inputs.window or 0
+        decoded(inputs, lambda length: length - -(-window // step) * step, lambda t, last: t - last)
+
+    case = msgspec.structs.replace(
+        case_with(window=1), seq_lens=(2,), num_q_heads=1, num_kv_heads=1, block_size=2, values=Values()
+    )
+    assert failure_of(rounded_up, case).message.endswith(f"; the window is rounded up to a multiple of a {unit}")
+
+
+def test_a_mistake_of_one_head_is_not_told_of_all(failure_of: Any) -> None:
+    """Of a case with one head, "the scale is left out" would be said of all heads of any case."""
+    (right,) = load_kernels("paged_eager")
+
+    @attnfuzz.kernel("paged_decode", supports=PLAIN)
+    def last_head_unscaled(inputs: Any) -> Any:
+        inputs.q = inputs.q.clone()
+        inputs.q[:, -1] /= inputs.scale
+        return right.function(inputs)
+
+    values = Values(keys="normal", values="normal", seed=5)
+    case = msgspec.structs.replace(case_with(), num_q_heads=1, num_kv_heads=1, values=values)
+    assert failure_of(last_head_unscaled, case).message.endswith("; the scale is left out, though not always")
+
+
 WINDOW = PagedAttentionCase(
     num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(30,), query_lens=(7,), scale=0.25, block_size=16,
     variant=Variant(window=9), values=Values(keys="normal", values="normal", seed=5),
