@@ -214,7 +214,7 @@ def _values(field: Field) -> tuple[Any, ...]:
 
 
 def _plain(reader: Declaration, fields: Mapping[str, Field]) -> Declaration:
-    """Of paged_decode, what both take. Raises ValueError where that is nothing."""
+    """The declaration of a paged_decode kernel that takes what both take. Raises ValueError where that is nothing."""
     own = reader.supports
     allowed = {"dtype": own.dtypes, "head_size": own.head_sizes, "block_size": own.block_sizes, "layout": own.layouts}
     both = {

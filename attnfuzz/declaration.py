@@ -38,23 +38,6 @@ from attnfuzz.problems.supports import OptionValue, Supports, check_options
 from attnfuzz.project import search_path, why_foreign
 from attnfuzz.untrusted_text import check_text, places, printable, text_of, type_name
 
-__all__ = [
-    "BUNDLED_MODULE",
-    "Absent",
-    "Builder",
-    "Declaration",
-    "EnginePlan",
-    "Kernel",
-    "KernelFunction",
-    "KernelLoadError",
-    "Numerics",
-    "Supports",
-    "absent_kernels",
-    "kernel",
-    "load_kernels",
-    "parts_of",
-]
-
 BUNDLED_MODULE = "attnfuzz.kernels.bundled"
 
 _COMPOSITION = "attnfuzz.composition"
@@ -128,7 +111,7 @@ class Declaration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class Builder(Protocol):
-    """What compiles an engine's ``modules``, which are called so, and keeps them in a folder that ``setting`` chooses.
+    """A compiler of an engine's ``modules``, which are called so, and keeps them in a folder that ``setting`` chooses.
 
     It builds for one process, which calls no kernel.
     """
@@ -189,7 +172,8 @@ class Kernel:
 
     @functools.cached_property
     def oracles(self) -> tuple[OwnOracle, ...]:
-        """Those that stand beside its function, once its file has been imported. Raises ValueError for names twice."""
+        """The oracles that stand beside its function, once its file has been imported. Raises ValueError for names
+        twice."""
         return oracles_beside(self.__module__)
 
     def __call__(self, inputs: object, **options: OptionValue) -> Any:
@@ -338,7 +322,7 @@ def load_kernels(target: str, *, within: Path | None = None, folder: Path | None
 
 
 def absent_kernels(target: str) -> list[Absent]:
-    """Those of an engine's adapters that ``target`` names and that cannot be had here. Raises KernelLoadError."""
+    """The adapters of an engine that ``target`` names and that cannot be had here. Raises KernelLoadError."""
     place, _, pattern = target.rpartition(":")
     if (module := module_of(place)) == place:
         return []
@@ -470,7 +454,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _remedy(error: BaseException) -> str:
-    """What to do about a module that is missing or a field that does not exist; empty for other errors."""
+    """How to mend a module that is missing or a field that does not exist; empty for other errors."""
     missing = error.name if type(error) is ModuleNotFoundError else None
     if isinstance(missing, str):
         if missing.partition(".")[0] == "triton":

@@ -173,7 +173,7 @@ def author_of(path: str) -> Author:
 
 
 def kernel_frames(frames: Iterable[Frame]) -> list[Frame]:
-    """Those of the code under test, in their order: of the team's own code, or else of what is installed."""
+    """The frames of the code under test, in their order: of the team's own code, or else of what is installed."""
     frames = list(frames)
     own = [frame for frame in frames if author_of(frame.path) == "project"]
     return own or [frame for frame in frames if author_of(frame.path) == "installed"]

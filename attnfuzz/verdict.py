@@ -12,49 +12,11 @@ from typing import Annotated, Literal, Protocol
 import msgspec
 
 from attnfuzz.mistake import (
-    KEPT_BETWEEN_CALLS,
-    LSE_TRANSPOSED,
-    NARROW_OFFSETS,
-    OTHER_STRIDES,
-    PAST_THE_END,
-    RACE,
-    READ_BEFORE_WRITTEN,
-    WITHOUT_WEIGHT,
     common_to,
     mistake_of,
 )
 from attnfuzz.oracles.registry import ACCURACY, OracleName, oracle_of
 from attnfuzz.untrusted_text import NAME_BYTES, code_line, printable, printable_lines
-
-__all__ = [
-    "KEPT_BETWEEN_CALLS",
-    "LSE_TRANSPOSED",
-    "MOST_PLACES",
-    "NARROW_OFFSETS",
-    "OTHER_STRIDES",
-    "PAST_THE_END",
-    "RACE",
-    "READ_BEFORE_WRITTEN",
-    "REPLACED",
-    "RESULT",
-    "WITHOUT_WEIGHT",
-    "Blame",
-    "Cause",
-    "Drawn",
-    "Failure",
-    "OracleName",
-    "Relations",
-    "Sight",
-    "SourceLine",
-    "Timing",
-    "Verdict",
-    "ends_process",
-    "finding_name",
-    "is_fault",
-    "make_printable",
-    "where_to_look",
-]
-
 
 REPLACED = " replaced"
 """The end of the kind of "red_zone" where a kernel has replaced what judges it: no process that does so tells more."""

@@ -33,43 +33,6 @@ from attnfuzz.kernels.paged import paged_simple as simple
 from attnfuzz.kernels.q_block import launch as launch_q_block
 from attnfuzz.kernels.q_block import q_block_simple as simple_blocks
 
-__all__ = [
-    "dense_eager",
-    "dense_naive",
-    "latent_eager",
-    "latent_grouped",
-    "latent_grouped_auto",
-    "masked_attention_eager",
-    "masked_attention_naive",
-    "merge_many_th",
-    "merge_states_eager",
-    "merge_states_in_place",
-    "merge_states_triton",
-    "merge_states_triton_th",
-    "merge_states_wide",
-    "merge_states_wide_th",
-    "paged_attention_auto",
-    "paged_attention_eager",
-    "paged_attention_mixed",
-    "paged_attention_naive",
-    "paged_attention_q_block",
-    "paged_attention_segments",
-    "paged_attention_simple",
-    "paged_attention_static",
-    "paged_attention_v1",
-    "paged_attention_v2",
-    "paged_eager",
-    "paged_grouped",
-    "paged_grouped_auto",
-    "paged_naive",
-    "paged_simple",
-    "paged_split_k",
-    "paged_split_k_auto",
-    "paged_split_k_eager",
-    "split_k_partials",
-    "split_k_partials_eager",
-]
-
 State = tuple[Tensor, Tensor]
 
 _ROW_BY_ROW: dict[str, Any] = {"batch_invariant": True, "graph_replay": True}
@@ -211,7 +174,8 @@ def paged_split_k(inputs: Any, *, num_splits: int, partials: str, **options: Any
     numerics=_SHORT_PARTIALS,
 )
 def paged_split_k_auto(inputs: Any, *, partials: str, **options: Any) -> State:
-    """The same with as many splits as its shapes and a device call for, which need not be the one that runs it."""
+    """`paged_split_k` with as many splits as its shapes and a device call for, which need not be the one that runs
+    it."""
     return launch_paged.split_paged_decode(
         **_paged(inputs), sinks=inputs.sinks, out=inputs.out, lse=inputs.lse, partial_dtype=partials, **options
     )
@@ -242,7 +206,7 @@ def paged_grouped(inputs: Any, *, last_combines: bool = False, **options: Any) -
     numerics=_MATRIX_UNITS,
 )
 def paged_grouped_auto(inputs: Any, **options: Any) -> State:
-    """The same as the wrapper plans it, by the size of the batch and of the GPU."""
+    """`paged_grouped` as the wrapper plans it, by the size of the batch and of the GPU."""
     return launch_grouped.grouped_decode(
         **_packed(inputs),
         **_variants(inputs),
@@ -263,7 +227,7 @@ def paged_attention_v1(inputs: Any, **options: Any) -> State:
 
 @attnfuzz.kernel("paged_decode", supports=_PACKED, options={**_PARTITIONS, **_LANES}, numerics=_SHORT_PARTIALS)
 def paged_attention_v2(inputs: Any, *, partials: str, **options: Any) -> State:
-    """The same in partitions of a fixed number of tokens, then their reduction."""
+    """`paged_attention_v1` in partitions of a fixed number of tokens, then their reduction."""
     return launch_partitioned.paged_attention_v2(
         **_packed(inputs),
         **_variants(inputs),
@@ -312,7 +276,7 @@ def merge_states_triton(inputs: Any, **options: Any) -> State:
 
 @attnfuzz.kernel("merge_states", supports=_TOKENS_FIRST, options=_NUM_WARPS, numerics=_FLOAT32)
 def merge_states_triton_th(inputs: Any, **options: Any) -> State:
-    """The same with tokens first."""
+    """`merge_states_triton` with tokens first."""
     return launch_merge.merge_states(
         **_states(inputs), lse_layout="TH", output=inputs.output, output_lse=inputs.output_lse, **options
     )
@@ -328,7 +292,7 @@ def merge_states_wide(inputs: Any, **options: Any) -> State:
 
 @attnfuzz.kernel("merge_states", supports=_TOKENS_FIRST, options=_BLOCKS, numerics=_FLOAT32)
 def merge_states_wide_th(inputs: Any, **options: Any) -> State:
-    """The same with tokens first."""
+    """`merge_states_wide` with tokens first."""
     return launch_merge.merge_states_wide(
         **_states(inputs), lse_layout="TH", output=inputs.output, output_lse=inputs.output_lse, **options
     )
@@ -412,7 +376,7 @@ def paged_attention_q_block(inputs: Any, **options: Any) -> State:
     numerics=_MATRIX_UNITS,
 )
 def paged_attention_segments(inputs: Any, *, num_splits: int, **options: Any) -> State:
-    """The same over segments of each sequence in parallel, then their reduction."""
+    """`paged_attention_q_block` over segments of each sequence in parallel, then their reduction."""
     return _q_block(inputs, num_segments=num_splits, **options)
 
 
@@ -420,7 +384,7 @@ def paged_attention_segments(inputs: Any, *, num_splits: int, **options: Any) ->
     "paged_attention", supports=_PAGED, options={"num_splits": (1, 3), **_Q_BLOCKS}, numerics=_MATRIX_UNITS
 )
 def paged_attention_static(inputs: Any, *, num_splits: int, **options: Any) -> State:
-    """The same by a fixed number of programs that share out the work on the device."""
+    """`paged_attention_segments` by a fixed number of programs that share out the work on the device."""
     return _q_block(inputs, num_segments=num_splits, static_grid=True, **options)
 
 
@@ -431,13 +395,15 @@ def paged_attention_static(inputs: Any, *, num_splits: int, **options: Any) -> S
     numerics=_MATRIX_UNITS,
 )
 def paged_attention_auto(inputs: Any, **options: Any) -> State:
-    """The same with blocks, tiles and segments that the wrapper chooses by the GPU and the shapes of the batch."""
+    """`paged_attention_segments` with blocks, tiles and segments that the wrapper chooses by the GPU and the shapes of
+    the batch."""
     return _q_block(inputs, **_given(options))
 
 
 @attnfuzz.kernel("paged_attention", supports=_PAGED_PADDED, numerics=_MATRIX_UNITS)
 def paged_attention_mixed(inputs: Any) -> State:
-    """The same with the decodes that come first in a launch of their own; a server knows on its host how many."""
+    """`paged_attention_auto` with the decodes that come first in a launch of their own; a server knows on its host how
+    many."""
     has_one = inputs.cu_seqlens_q.diff() == 1
     return _q_block(inputs, num_decodes=int(has_one.long().cumprod(0).sum()))
 
@@ -467,7 +433,7 @@ def latent_grouped(inputs: Any, **options: Any) -> State:
     numerics=_MATRIX_UNITS,
 )
 def latent_grouped_auto(inputs: Any, **options: Any) -> State:
-    """The same as the wrapper plans it, by the size of the batch and of the GPU."""
+    """`latent_grouped` as the wrapper plans it, by the size of the batch and of the GPU."""
     return launch_latent.latent_decode(**_latent(inputs), **_given(options))
 
 

@@ -27,16 +27,6 @@ from attnfuzz.kernels.common.prepare import (
 )
 from attnfuzz.kernels.common.variants import Variant, Variants
 
-__all__ = [
-    "attend_rows",
-    "dense_decode",
-    "merge_states",
-    "paged_decode",
-    "reduce_splits",
-    "split_decode",
-    "split_paged_decode",
-]
-
 _LARGEST_PRODUCT = 1 << 24
 """Elements: 64 MiB of float32."""
 
@@ -257,7 +247,7 @@ class _Scoring(NamedTuple):
         return cls(is_live, distance, variant.soft_cap, variant.alibi_slopes)
 
     def part(self, rows: slice) -> _Scoring:
-        """That of some sequences, a row for each split of each."""
+        """The scoring of some sequences, a row for each split of each."""
         is_live, distance = (of[rows].flatten(0, -2) for of in (self.is_live, self.distance))
         return self._replace(is_live=is_live, distance=distance)
 

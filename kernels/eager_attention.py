@@ -17,8 +17,6 @@ from attnfuzz.kernels.common.checks import check_positive
 from attnfuzz.kernels.common.prepare import prepare_paged
 from attnfuzz.kernels.common.variants import MaskedVariants, Variants
 
-__all__ = ["masked_attention", "paged_attention"]
-
 
 def paged_attention(
     q: Tensor,

@@ -6,12 +6,3 @@ from attnfuzz.strategies.formats import draw_formats as draw_formats
 from attnfuzz.strategies.sizes import CPU_SIZES as CPU_SIZES
 from attnfuzz.strategies.sizes import GPU_SIZES as GPU_SIZES
 from attnfuzz.strategies.sizes import Sizes as Sizes
-
-__all__ = [
-    "CPU_SIZES",
-    "GPU_SIZES",
-    "Sizes",
-    "case_lists",
-    "cases",
-    "draw_formats",
-]

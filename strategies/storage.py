@@ -105,14 +105,7 @@ _SEEDS = range(64)
 PAGES_BYTES = 7
 
 
-def decide_pages(
-    decisions: Decisions,
-    paddings: tuple[Padding, ...],
-    *,
-    max_shared_blocks: int,
-    max_spare_blocks: int = 8,
-    max_extra_columns: int = 7,
-) -> Pages:
+def decide_pages(decisions: Decisions, paddings: tuple[Padding, ...], *, max_shared_blocks: int) -> Pages:
     """One map in four is plain, and so is what the shrinker tries first."""
     if decisions.pick((True, False, False, False)):
         return Pages()
@@ -120,13 +113,9 @@ def decide_pages(
     padding = decisions.pick(paddings)
     return Pages(
         order=order,
-        spare_blocks=decisions.pick(_up_to(max_spare_blocks, _SPARE_BLOCKS)),
-        extra_columns=decisions.pick(_up_to(max_extra_columns, _EXTRA_COLUMNS)),
-        shared_blocks=decisions.pick(_up_to(max_shared_blocks, _SHARED_BLOCKS)),
+        spare_blocks=decisions.pick(_SPARE_BLOCKS),
+        extra_columns=decisions.pick(_EXTRA_COLUMNS),
+        shared_blocks=decisions.pick([count for count in _SHARED_BLOCKS if count <= max_shared_blocks]),
         padding=padding,
         seed=decisions.pick(_SEEDS) if order == "shuffled" or padding == "wrong_page" else 0,
     )
-
-
-def _up_to(most: int, choices: tuple[int, ...]) -> list[int]:
-    return [choice for choice in choices if choice <= most]

@@ -53,7 +53,7 @@ def decide_variant(
     num_splits: int = 1,
     wide_group: bool = False,
 ) -> Variant:
-    """Of about one case in three, none; of the others one or several of ``names``. ``steps``: page and tile sizes.
+    """No variant in about one case of three; in the others one or several of ``names``. ``steps``: page and tile sizes.
 
     Sinks do not come with ALiBi: no model has both, and beside a sink it would matter at which position a bias is zero,
     which engines put where it suits them (vLLM at the first new token, the paper at the query).

@@ -10,8 +10,6 @@ from __future__ import annotations
 import importlib.metadata
 from pathlib import Path
 
-__all__ = ["engines", "module_of"]
-
 _GROUP = "attnfuzz.kernels"
 _NO_ADAPTERS = ("__init__", "engine", "flashinfer_builds", "solution", "tokens")
 

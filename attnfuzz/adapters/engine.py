@@ -11,14 +11,13 @@ from typing import Any
 
 import msgspec
 
-from attnfuzz.declaration import Absent, Builder, EnginePlan, Kernel, KernelFunction, Numerics, Supports, kernel
+from attnfuzz.declaration import Absent, Builder, EnginePlan, Kernel, KernelFunction, kernel
 from attnfuzz.environment import installed
 from attnfuzz.problems.cases import BundledProblem
+from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.own import Problem
-from attnfuzz.problems.supports import OptionValue
+from attnfuzz.problems.supports import OptionValue, Supports
 from attnfuzz.untrusted_text import text_of, type_name
-
-__all__ = ["Engine"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +27,7 @@ class Engine:
     ``written_for``: versions whose signatures they follow, where none of them has run yet. ``settled``: versions of
     which it has been found out what kernels take that run on a CPU too (`attnfuzz declare`). ``builder`` builds the
     modules that the engine compiles when they are first called; without one they are built one after the other.
+    ``gpu_only``: none of its kernels runs elsewhere.
     """
 
     package: str
@@ -35,13 +35,14 @@ class Engine:
     written_for: tuple[str, ...] = ()
     settled: tuple[str, ...] = ()
     builder: Builder | None = None
+    gpu_only: bool = False
 
     def kernel(
         self,
         problem: BundledProblem | Problem,
         *,
-        supports: Supports | Callable[..., Supports],
         needs: Mapping[str, tuple[str, ...]],
+        supports: Supports | Callable[..., Supports] = Supports(),  # noqa: B008 - frozen
         options: Mapping[str, tuple[OptionValue, ...]] | None = None,
         numerics: Numerics | None = None,
         gpu_only: bool = False,
@@ -62,9 +63,10 @@ class Engine:
 
         def declare(function: KernelFunction) -> Kernel | Absent:
             named = problem if isinstance(problem, str) else type(problem).__name__
+            on_gpu_only = gpu_only or self.gpu_only
             called = tuple(" or ".join(places) for places in needs.values())
             absent = functools.partial(Absent, function.__name__, problem=named, needs=called)
-            if gpu_only and not self.on_gpu():
+            if on_gpu_only and not self.on_gpu():
                 return absent(why=f"{self.package} runs it on a GPU only")
             if amd_only and self.on_gpu() and not _is_amd():
                 return absent(why=f"{self.package} runs it on AMD's GPUs only")
@@ -94,7 +96,7 @@ class Engine:
                 versions=versions,
                 calls=calls,
                 builds_apart=self.builder is not None and self.builder.keeps_apart,
-                is_settled=version in self.settled and not gpu_only and not amd_only,
+                is_settled=version in self.settled and not on_gpu_only and not amd_only,
             )
             return Kernel(call, declaration, plan=plan)
 

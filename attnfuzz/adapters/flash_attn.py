@@ -13,10 +13,8 @@ from torch import Tensor
 
 import attnfuzz
 
-__all__ = ["v3_varlen", "v3_with_kvcache", "varlen", "with_kvcache"]
-
-FLASH_ATTENTION_2 = attnfuzz.Engine("flash-attn", tried=("2.8.3.post2",))
-FLASH_ATTENTION_3 = attnfuzz.Engine("flash_attn_3", tried=("3.0.0b1",))
+FLASH_ATTENTION_2 = attnfuzz.Engine("flash-attn", tried=("2.8.3.post2",), gpu_only=True)
+FLASH_ATTENTION_3 = attnfuzz.Engine("flash_attn_3", tried=("3.0.0b1",), gpu_only=True)
 _CACHES: dict[str, Any] = {"dtypes": ("float16", "bfloat16"), "layouts": ("NHD", "interleaved")}
 _TWO: dict[str, Any] = {
     **_CACHES,
@@ -42,7 +40,6 @@ def _window(i: Any) -> tuple[int, int]:
     supports=attnfuzz.Supports(**_TWO, graph_replay=True),
     options=_SPLITS,
     numerics=_NUMERICS,
-    gpu_only=True,
 )
 def with_kvcache(i: Any, *, attend: Any, num_splits: int) -> Callable[[], tuple[Tensor, Tensor]]:
     """`flash_attn_with_kvcache` with a block table, one query token of each sequence."""
@@ -63,7 +60,6 @@ def with_kvcache(i: Any, *, attend: Any, num_splits: int) -> Callable[[], tuple[
     needs={"attend": ("flash_attn:flash_attn_varlen_func",)},
     supports=attnfuzz.Supports(**_TWO, padding_tokens=False, graph_replay=True),
     numerics=_NUMERICS,
-    gpu_only=True,
 )
 def varlen(i: Any, *, attend: Any) -> Callable[[], tuple[Tensor, Tensor]]:
     """`flash_attn_varlen_func` with a block table: prefill, decode and both in one batch.
@@ -89,7 +85,6 @@ def varlen(i: Any, *, attend: Any) -> Callable[[], tuple[Tensor, Tensor]]:
     supports=attnfuzz.Supports(**_THREE, graph_replay=True),
     options=_SPLITS,
     numerics=_NUMERICS,
-    gpu_only=True,
 )
 def v3_with_kvcache(i: Any, *, attend: Any, num_splits: int) -> Callable[[], tuple[Tensor, Tensor]]:
     """Version 3's `flash_attn_with_kvcache`, one query token of each sequence."""
@@ -111,10 +106,10 @@ def v3_with_kvcache(i: Any, *, attend: Any, num_splits: int) -> Callable[[], tup
     supports=attnfuzz.Supports(**_THREE, graph_replay=True),
     options=_SPLITS,
     numerics=_NUMERICS,
-    gpu_only=True,
 )
 def v3_varlen(i: Any, *, attend: Any, num_splits: int) -> Callable[[], tuple[Tensor, Tensor]]:
-    """The same with the query tokens of all sequences in a row; `flash_attn_varlen_func` takes no block table there."""
+    """`v3_with_kvcache` with the query tokens of all sequences in a row; `flash_attn_varlen_func` takes no block table
+    there."""
 
     def call() -> tuple[Tensor, Tensor]:
         out, lse, *_ = attend(

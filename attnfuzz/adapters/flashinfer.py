@@ -25,35 +25,9 @@ from attnfuzz.adapters.tokens import flat, slots_of
 from attnfuzz.families import CacheWrite, History, LatentVerify, MergeRanks
 from attnfuzz.families.history import steps_of
 
-__all__ = [
-    "append",
-    "append_mla",
-    "batch_attention",
-    "batch_attention_sinks",
-    "batch_decode",
-    "batch_decode_fixed_split",
-    "batch_decode_graph",
-    "batch_prefill",
-    "batch_prefill_graph",
-    "batch_prefill_mask",
-    "cascade",
-    "history",
-    "merge_ranks",
-    "merge_state",
-    "merge_state_in_place",
-    "merge_states",
-    "mla_decode",
-    "mla_decode_graph",
-    "mla_verify",
-    "pod",
-    "pod_single",
-    "single_decode",
-    "single_prefill",
-    "single_prefill_fa3",
-    "xqa",
-]
-
-FLASHINFER = attnfuzz.Engine("flashinfer-python", tried=("0.5.3", "0.7.2.post1"), builder=FlashInferBuilds())
+FLASHINFER = attnfuzz.Engine(
+    "flashinfer-python", tried=("0.5.3", "0.7.2.post1"), gpu_only=True, builder=FlashInferBuilds()
+)
 _WORKSPACE_BYTES = 128 << 20
 _KEPT_WRAPPERS = 8
 """Those that graphs are made of: each has 8 MB on the device and 8 MB on the host."""
@@ -139,7 +113,6 @@ def _decodes(headers: Path, **others: Any) -> attnfuzz.Supports:
     supports=_decodes,
     options={"use_tensor_cores": (False, True)},
     numerics=_NUMERICS,
-    gpu_only=True,
 )
 def batch_decode(i: Any, *, make: Any, headers: Path, use_tensor_cores: bool) -> Callable[[], tuple[Tensor, Tensor]]:
     """`BatchDecodeWithPagedKVCacheWrapper`; with tensor cores that is its prefill kernel."""
@@ -152,21 +125,15 @@ def batch_decode(i: Any, *, make: Any, headers: Path, use_tensor_cores: bool) ->
     supports=attnfuzz.Supports(**_CACHES, batch_invariant=True),
     options={"fixed_split_size": (1, 8)},
     numerics=_NUMERICS,
-    gpu_only=True,
 )
 def batch_decode_fixed_split(i: Any, *, make: Any, fixed_split_size: int) -> Callable[[], tuple[Tensor, Tensor]]:
-    """The same with splits of a fixed number of pages, with which it promises that no row depends on its batch."""
+    """`batch_decode` with splits of a fixed number of pages, with which it promises that no row depends on its
+    batch."""
     wrapper = make(_workspace(i.q.device), i.layout, use_tensor_cores=True)
     return _planned(wrapper, i, fixed_split_size=fixed_split_size)
 
 
-@FLASHINFER.kernel(
-    "paged_attention",
-    needs=_PREFILL,
-    supports=attnfuzz.Supports(**_QUANTISED),
-    numerics=_NUMERICS,
-    gpu_only=True,
-)
+@FLASHINFER.kernel("paged_attention", needs=_PREFILL, supports=attnfuzz.Supports(**_QUANTISED), numerics=_NUMERICS)
 def batch_prefill(i: Any, *, make: Any) -> Callable[[], tuple[Tensor, Tensor]]:
     """`BatchPrefillWithPagedKVCacheWrapper`, causal: prefill, decode and both in one batch."""
     return _planned(make(_workspace(i.q.device), i.layout), i, i.cu_seqlens_q, causal=True)
@@ -177,10 +144,9 @@ def batch_prefill(i: Any, *, make: Any) -> Callable[[], tuple[Tensor, Tensor]]:
     needs=_PREFILL,
     supports=attnfuzz.Supports(**{**_QUANTISED, "variants": ("soft_cap",)}),
     numerics=_NUMERICS,
-    gpu_only=True,
 )
 def batch_prefill_mask(i: Any, *, make: Any) -> Callable[[], tuple[Tensor, Tensor]]:
-    """The same with `custom_mask`."""
+    """`batch_prefill` with `custom_mask`."""
     return _planned(make(_workspace(i.q.device), i.layout), i, i.cu_seqlens_q, custom_mask=i.mask)
 
 
@@ -217,22 +183,16 @@ def _buffers(device: torch.device, *sizes: int) -> list[Tensor]:
     ),
     options={"use_tensor_cores": (False, True)},
     numerics=_NUMERICS,
-    gpu_only=True,
 )
 def batch_decode_graph(
     i: Any, *, make: Any, headers: Path, use_tensor_cores: bool
 ) -> Callable[[], tuple[Tensor, Tensor]]:
-    """The same in CUDA-graph mode: launches are padded, and what is planned lies in buffers that a graph reads."""
+    """`batch_decode` in CUDA-graph mode: launches are padded, and what is planned lies in buffers that a graph
+    reads."""
     return _planned(_decode_of_graph(make, _shape(i), use_tensor_cores), i)
 
 
-@FLASHINFER.kernel(
-    "paged_attention",
-    needs=_PREFILL,
-    supports=attnfuzz.Supports(**_IN_GRAPHS),
-    numerics=_NUMERICS,
-    gpu_only=True,
-)
+@FLASHINFER.kernel("paged_attention", needs=_PREFILL, supports=attnfuzz.Supports(**_IN_GRAPHS), numerics=_NUMERICS)
 def batch_prefill_graph(i: Any, *, make: Any) -> Callable[[], tuple[Tensor, Tensor]]:
     """`BatchPrefillWithPagedKVCacheWrapper` in CUDA-graph mode."""
     return _planned(_prefill_of_graph(make, _shape(i)), i, i.cu_seqlens_q, causal=True)
@@ -243,7 +203,6 @@ def batch_prefill_graph(i: Any, *, make: Any) -> Callable[[], tuple[Tensor, Tens
     needs={"make": ("flashinfer.attention:BatchAttentionWithAttentionSinkWrapper",)},
     supports=attnfuzz.Supports(**{**_CACHES, "variants": ("window", "sinks")}),
     numerics=_NUMERICS,
-    gpu_only=True,
 )
 def batch_attention_sinks(i: Any, *, make: Any) -> Callable[[], tuple[Tensor, Tensor]]:
     """`BatchAttentionWithAttentionSinkWrapper`, causal; without sinks those of -inf, which take no weight."""
@@ -269,18 +228,14 @@ def _merges(headers: Path, **others: Any) -> attnfuzz.Supports:
     )
 
 
-@FLASHINFER.kernel(
-    "merge_states", needs={"merge": ("flashinfer:merge_state",), **_HEADERS}, supports=_merges, gpu_only=True
-)
+@FLASHINFER.kernel("merge_states", needs={"merge": ("flashinfer:merge_state",), **_HEADERS}, supports=_merges)
 def merge_state(i: Any, *, merge: Any, headers: Path) -> tuple[Tensor, Tensor]:
     """The merge of two states, whose LSEs are to base 2."""
     out, lse = merge(i.prefix_output, i.prefix_lse, i.suffix_output, i.suffix_lse)
     return out, lse
 
 
-@FLASHINFER.kernel(
-    "merge_states", needs={"merge": ("flashinfer:merge_states",), **_HEADERS}, supports=_merges, gpu_only=True
-)
+@FLASHINFER.kernel("merge_states", needs={"merge": ("flashinfer:merge_states",), **_HEADERS}, supports=_merges)
 def merge_states(i: Any, *, merge: Any, headers: Path) -> tuple[Tensor, Tensor]:
     """The merge of any number of states that lie side by side, of two."""
     outputs = torch.stack((i.prefix_output, i.suffix_output), dim=1)
@@ -291,7 +246,7 @@ def merge_states(i: Any, *, merge: Any, headers: Path) -> tuple[Tensor, Tensor]:
 
 @FLASHINFER.kernel(
     "merge_states", needs={"merge": ("flashinfer:merge_state_in_place",), **_HEADERS}, supports=_merges,
-    options={"masked": (False, True)}, gpu_only=True,
+    options={"masked": (False, True)},
 )  # fmt: skip
 def merge_state_in_place(i: Any, *, merge: Any, headers: Path, masked: bool) -> tuple[Tensor, Tensor]:
     """The merge of a second state into the first; or of every other token, and of the rest in another call."""
@@ -318,8 +273,6 @@ def merge_state_in_place(i: Any, *, merge: Any, headers: Path, masked: bool) -> 
         strides=attnfuzz.Choice(("contiguous",)),
     ),
     needs={"merge": ("flashinfer:merge_states",)},
-    supports=attnfuzz.Supports(),
-    gpu_only=True,
 )
 def merge_ranks(i: Any, *, merge: Any) -> Callable[[], tuple[Tensor, Tensor]]:
     """`merge_states` of one to eight states of each token, which lie side by side."""
@@ -359,17 +312,11 @@ _PLAIN_WRITES: dict[str, Any] = {
 @FLASHINFER.kernel(
     CacheWrite(head_size=attnfuzz.Choice((64, 128)), **_PLAIN_WRITES),
     needs={"write": ("flashinfer:append_paged_kv_cache",)},
-    supports=attnfuzz.Supports(),
-    gpu_only=True,
 )
 def append(i: Any, *, write: Any) -> Callable[[], None]:
     """`append_paged_kv_cache`, of the head sizes that its dispatch has."""
     request, position, *pages = _appended(i)
-
-    def call() -> None:
-        write(i.key, i.value, request, position, (i.k_cache, i.v_cache), *pages, i.layout)
-
-    return call
+    return functools.partial(write, i.key, i.value, request, position, (i.k_cache, i.v_cache), *pages, i.layout)
 
 
 @FLASHINFER.kernel(
@@ -381,7 +328,6 @@ def append(i: Any, *, write: Any) -> Callable[[], None]:
     },
     supports=attnfuzz.Supports(graph_replay=False),
     options={"tensor_cores": (False, True)},
-    gpu_only=True,
 )
 def history(i: Any, *, write: Any, make_decode: Any, make_prefill: Any, tensor_cores: bool) -> None:
     """The batches of a scheduler over one cache, which `append_paged_kv_cache` fills, with two wrappers that are kept.
@@ -424,8 +370,6 @@ _CKV, _KPE = 512, 64
         **_PLAIN_WRITES,
     ),
     needs={"write": ("flashinfer:append_paged_mla_kv_cache",)},
-    supports=attnfuzz.Supports(),
-    gpu_only=True,
 )
 def append_mla(i: Any, *, write: Any) -> Callable[[], None]:
     """`append_paged_mla_kv_cache`: K is the latent vector; V is eight rotated parts, written one after the other."""
@@ -487,7 +431,6 @@ def _one_each(i: Any) -> Tensor:
     needs=_MLA,
     supports=attnfuzz.Supports(**_LATENT, graph_replay=False),
     numerics=_NUMERICS,
-    gpu_only=True,
 )
 def mla_decode(i: Any, *, make: Any, metadata: Any) -> Callable[[], tuple[Tensor, Tensor]]:
     """`BatchMLAPagedAttentionWrapper` for one query token of each sequence; on sm_90 its backend is fa3."""
@@ -500,10 +443,9 @@ def mla_decode(i: Any, *, make: Any, metadata: Any) -> Callable[[], tuple[Tensor
     needs=_MLA,
     supports=attnfuzz.Supports(**_LATENT, graph_replay=True),
     numerics=_NUMERICS,
-    gpu_only=True,
 )
 def mla_decode_graph(i: Any, *, make: Any, metadata: Any) -> Callable[[], tuple[Tensor, Tensor]]:
-    """The same in CUDA-graph mode."""
+    """`mla_decode` in CUDA-graph mode."""
     shape = (i.q.device, i.q.dtype, i.q.shape[1], i.block_size, tuple(i.block_table.shape), i.scale)
     wrapper = _latent_of_graph(make, shape)
     return _latent(i, wrapper, metadata, i.kv_cache, i.v_head_size, _one_each(i), False, i.scale)
@@ -525,10 +467,9 @@ def _latent_of_graph(make: Any, shape: tuple[Any, ...]) -> Any:
     ),
     needs=_MLA,
     supports=attnfuzz.Supports(graph_replay=False),
-    gpu_only=True,
 )
 def mla_verify(i: Any, *, make: Any, metadata: Any) -> Callable[[], tuple[Tensor, Tensor]]:
-    """The same for several query tokens of each sequence, causal or not."""
+    """`mla_decode` for several query tokens of each sequence, causal or not."""
     size = i.kv_cache.shape[-1]
     cache = i.kv_cache.view(-1, i.block_size, size)
     wrapper = make(_workspace(i.q.device))
@@ -540,7 +481,6 @@ def mla_verify(i: Any, *, make: Any, metadata: Any) -> Callable[[], tuple[Tensor
     needs={"make": ("flashinfer:MultiLevelCascadeAttentionWrapper",)},
     supports=attnfuzz.Supports(**{**_CACHES, "lse": "none", "variants": ("soft_cap",), "strides": "serving"}),
     numerics=_NUMERICS,
-    gpu_only=True,
 )
 def cascade(i: Any, *, make: Any) -> Callable[[], Tensor]:
     """`MultiLevelCascadeAttentionWrapper` of two levels: half of the pages that lie before a sequence's first query.
@@ -566,12 +506,7 @@ def cascade(i: Any, *, make: Any) -> Callable[[], Tensor]:
         *map(list, levels), *_heads(i), causal=True, sm_scale=i.scale, logits_soft_cap=i.soft_cap,
         q_data_type=i.q.dtype, kv_data_type=i.k_cache.dtype,
     )  # fmt: skip
-
-    def call() -> Tensor:
-        out: Tensor = wrapper.run(i.q, (i.k_cache, i.v_cache))
-        return out
-
-    return call
+    return functools.partial(wrapper.run, i.q, (i.k_cache, i.v_cache))
 
 
 def _shared_pages(table: Tensor, full: Tensor) -> int:
@@ -586,7 +521,6 @@ def _shared_pages(table: Tensor, full: Tensor) -> int:
     needs={"make": ("flashinfer:BatchAttention",)},
     supports=attnfuzz.Supports(**{**_CACHES, "variants": ("soft_cap",), "strides": "serving"}),
     numerics=_NUMERICS,
-    gpu_only=True,
 )
 def batch_attention(i: Any, *, make: Any) -> Callable[[], tuple[Tensor, Tensor]]:
     """`BatchAttention`, causal: one persistent kernel for prefill and decode."""
@@ -622,7 +556,6 @@ _SINGLE: dict[str, Any] = {
     ),
     options={"use_tensor_cores": (False, True)},
     numerics=_NUMERICS,
-    gpu_only=True,
 )
 def single_decode(i: Any, *, decode: Any, headers: Path, use_tensor_cores: bool) -> Callable[[], tuple[Tensor, Tensor]]:
     """`single_decode_with_kv_cache`, called for each sequence: it takes tensors without gaps only."""
@@ -649,7 +582,6 @@ _SINGLE_PREFILLS: dict[str, Any] = {**_SINGLE, "layouts": ("NHD",), "variants": 
     needs=_SINGLE_PREFILL,
     supports=attnfuzz.Supports(**_SINGLE_PREFILLS),
     numerics=_NUMERICS,
-    gpu_only=True,
 )
 def single_prefill(i: Any, *, prefill: Any) -> Callable[[], tuple[Tensor, Tensor]]:
     """`single_prefill_with_kv_cache`, fa2, called for each sequence on its keys and values, copied out of the cache."""
@@ -668,10 +600,9 @@ def _of_hopper(is_hopper: Any, **others: Any) -> attnfuzz.Supports:
     needs={**_SINGLE_PREFILL, "is_hopper": ("flashinfer.utils:is_sm90a_supported",)},
     supports=_of_hopper,
     numerics=_NUMERICS,
-    gpu_only=True,
 )
 def single_prefill_fa3(i: Any, *, prefill: Any, is_hopper: Any) -> Callable[[], tuple[Tensor, Tensor]]:
-    """The same with fa3, for sm_90."""
+    """`single_prefill` with fa3, for sm_90."""
     del is_hopper
     return _one_by_one(i, prefill, "fa3")
 
@@ -691,7 +622,7 @@ def _one_by_one(i: Any, prefill: Any, backend: str) -> Callable[[], tuple[Tensor
 
 
 def _prompts(i: Any) -> list[tuple[slice, Tensor, Tensor, Tensor]]:
-    """Of each sequence that has query tokens: which rows are its own, these, and its keys and values in a row."""
+    """Each sequence that has query tokens: which rows are its own, these, and its keys and values in a row."""
     starts, slots = slots_of(i, torch.zeros_like(i.seq_lens), i.seq_lens)
     k, v = flat(i.k_cache)[slots], flat(i.v_cache)[slots]
     rows, keys = i.cu_seqlens_q.tolist(), starts.tolist()
@@ -706,7 +637,6 @@ def _prompts(i: Any) -> list[tuple[slice, Tensor, Tensor, Tensor]]:
         **{**_CACHES, "layouts": ("NHD",), "variants": ("window",), "strides": "serving", "lse": "none"}
     ),
     numerics=_NUMERICS,
-    gpu_only=True,
 )
 def pod_single(i: Any, *, make: Any) -> Callable[[], Tensor]:
     """`PODWithPagedKVCacheWrapper`, called for each sequence as the one that is filled in, beside all last tokens.
@@ -743,7 +673,6 @@ def pod_single(i: Any, *, make: Any) -> Callable[[], Tensor]:
     needs={"make": ("flashinfer:BatchPODWithPagedKVCacheWrapper",)},
     supports=attnfuzz.Supports(**{**_CACHES, "variants": ("window",), "strides": "serving"}),
     numerics=_NUMERICS,
-    gpu_only=True,
 )
 def pod(i: Any, *, make: Any) -> Callable[[], tuple[Tensor, Tensor]]:
     """`BatchPODWithPagedKVCacheWrapper`: all query tokens as prefill, and each sequence's last one as decode, too.
@@ -794,7 +723,6 @@ def pod(i: Any, *, make: Any) -> Callable[[], tuple[Tensor, Tensor]]:
     ),
     options={"through": ("xqa", "trtllm")},
     numerics=_NUMERICS,
-    gpu_only=True,
 )
 def xqa(i: Any, *, attend: Any, choose: Any, through: str) -> Callable[[], Tensor]:
     """XQA, by its own entry point and by `trtllm_batch_decode_with_kv_cache`, which takes it on sm_90."""

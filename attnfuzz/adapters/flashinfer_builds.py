@@ -25,8 +25,6 @@ from typing import Any
 
 from attnfuzz.own_files import write_file
 
-__all__ = ["FlashInferBuilds"]
-
 _OWN_LOG = "builddir = $name\n"
 _LOGS = (".ninja_log", ".ninja_deps")
 _LOOK_EVERY_S = 0.2
@@ -207,7 +205,7 @@ class FlashInferBuilds:
         return {name for name in self._building if f"{name}.so" not in built}
 
     def _log_lines(self) -> set[str]:
-        """Of ninja's log: of each file that it has made a line, whose fourth field is the file."""
+        """The lines of ninja's log, one for each file that it has made, which is the fourth field."""
         try:
             return set((Path(self.folder) / _LOGS[0]).read_text(encoding="utf-8").splitlines())
         except OSError:

@@ -18,8 +18,6 @@ import attnfuzz
 from attnfuzz.families import CacheWrite, History
 from attnfuzz.families.history import steps_of
 
-__all__ = ["fill_kv_cache", "flash_attention", "history", "paged_attention", "paged_attention_latent"]
-
 LMDEPLOY = attnfuzz.Engine("lmdeploy", tried=("0.18.0",))
 _OPS = "lmdeploy.pytorch.kernels.cuda"
 _DECODE = {"attend": (f"{_OPS}.pagedattention:flash_attn_with_kvcache",)}
@@ -84,7 +82,7 @@ def paged_attention(i: Any, *, attend: Any) -> Callable[[], Tensor]:
     ),
 )
 def paged_attention_latent(i: Any, *, attend: Any) -> Callable[[], Tensor]:
-    """The same on a cache of latent vectors: V is the front of K, and is not read again."""
+    """`paged_attention` on a cache of latent vectors: V is the front of K, and is not read again."""
     cache = i.kv_cache[:, :, None]
     return lambda: _decoded(i, attend, cache, cache[..., : i.v_head_size])
 
@@ -160,7 +158,6 @@ def _prefilled(
         block_size=attnfuzz.Choice((16, 1)),
     ),
     needs=_WRITE,
-    supports=attnfuzz.Supports(),
     options={"decoding": (True, False)},
 )
 def fill_kv_cache(i: Any, *, write: Any, decoding: bool) -> Callable[[], None]:
@@ -180,7 +177,6 @@ def fill_kv_cache(i: Any, *, write: Any, decoding: bool) -> Callable[[], None]:
     needs={
         **_WRITE, "flatten": _PREFILL["flatten"], "prefill": _PREFILL["attend"], "decode": _DECODE["attend"],
     },
-    supports=attnfuzz.Supports(),
 )  # fmt: skip
 def history(i: Any, *, write: Any, flatten: Any, prefill: Any, decode: Any) -> None:
     """The batches of a scheduler over one cache, which it fills; those of one token for each sequence are decoded."""

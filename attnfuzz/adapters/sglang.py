@@ -32,42 +32,6 @@ from attnfuzz.families.indexer_topk import chosen_scores
 from attnfuzz.problems.choices import HEAD_SIZES
 from attnfuzz.problems.supports import DTYPES
 
-__all__ = [
-    "block_sparse",
-    "dcp_correct",
-    "dcp_exchange",
-    "dcp_exchange_lse",
-    "decode_attention",
-    "decode_attention_fp8",
-    "decode_attention_graph",
-    "decode_attention_mla",
-    "extend_attention",
-    "extend_attention_fp8",
-    "extend_attention_mask",
-    "extend_attention_tree",
-    "extend_attention_unified",
-    "extend_attention_unified_fp8",
-    "fused_rope_and_cache",
-    "gated_delta",
-    "gated_delta_packed",
-    "gated_delta_sigmoid",
-    "indexer_topk",
-    "kda_packed",
-    "merge_state",
-    "merge_state_v2",
-    "mimo_local_attention",
-    "prefill_attention",
-    "sparse_mla_decode",
-    "sparse_mla_prefill",
-    "sparse_mla_prefill_union",
-    "suffix_merge",
-    "triton_backend_history",
-    "unified_attention_3d_mtp",
-    "verify_mla",
-    "verify_splitkv",
-    "verify_splitkv_fp8",
-]
-
 SGLANG = attnfuzz.Engine("sglang", tried=("0.5.23",), settled=("0.5.23",))
 SGL_KERNEL = attnfuzz.Engine("sglang-kernel", tried=(), written_for=("0.4.10",))
 _OPS = ("sglang.kernels.ops.attention", "sglang.srt.layers.attention.triton_ops")
@@ -91,7 +55,7 @@ _IN_FP8_BESIDE_NEW = attnfuzz.Numerics(
 
 
 def _scales(i: Any) -> tuple[float, float]:
-    """Of K and V, as numbers of the host, which its backend takes of a layer."""
+    """The scales of K and V as numbers of the host, which its backend takes of a layer."""
     return (1.0, 1.0) if i.k_scale is None else (float(i.k_scale), float(i.v_scale))
 
 
@@ -119,7 +83,6 @@ def _ops(name: str) -> tuple[str, ...]:
         block_size=attnfuzz.Choice((1, 16)),
     ),
     needs={"write": _ops("fused_qk_rope_reshape_and_cache:fused_qk_rope_reshape_and_cache")},
-    supports=attnfuzz.Supports(),
 )
 def fused_rope_and_cache(i: Any, *, write: Any) -> None:
     """K is rotated and written with V, `fused_qk_rope_reshape_and_cache`, and K once more in place of q."""
@@ -145,13 +108,13 @@ def decode_attention(i: Any, *, forward: Any, max_kv_splits: int) -> Callable[[]
 
 @SGLANG.kernel("paged_decode", supports=attnfuzz.Supports(**_DECODES, **_FP8), numerics=_IN_FP8, **_DECODE)
 def decode_attention_fp8(i: Any, *, forward: Any, max_kv_splits: int) -> Callable[[], Tensor]:
-    """The same on a cache of 8 bits, to which queries of groups and weights are rounded."""
+    """`decode_attention` on a cache of 8 bits, to which queries of groups and weights are rounded."""
     return _decode(i, forward, max_kv_splits, *_seen(i))
 
 
 @SGLANG.kernel("paged_decode", supports=attnfuzz.Supports(**{**_DECODES, "graph_replay": True}), **_DECODE)
 def decode_attention_graph(i: Any, *, forward: Any, max_kv_splits: int) -> Callable[[], Tensor]:
-    """The same with the table in buffers that are kept for CUDA graphs, as SGLang's backend has them."""
+    """`decode_attention` with the table in buffers that are kept for CUDA graphs, as SGLang's backend has them."""
     indptr, slots = _seen(i)
     kept_indptr, kept_slots = _graph_buffers(i.q.device, len(indptr), i.block_table.numel() * i.block_size)
     kept_indptr.copy_(indptr)
@@ -178,7 +141,7 @@ def _graph_buffers(device: torch.device, num_starts: int, num_slots: int) -> tup
     **_DECODE,
 )
 def decode_attention_mla(i: Any, *, forward: Any, max_kv_splits: int) -> Callable[[], Tensor]:
-    """The same on a cache of latent vectors: K and V are views of one buffer."""
+    """`decode_attention` on a cache of latent vectors: K and V are views of one buffer."""
     return _decode(i, forward, max_kv_splits, *_seen(i))
 
 
@@ -218,7 +181,7 @@ _EXTEND = {"forward": _ops("extend_attention:extend_attention_fwd")}
 
 
 @SGLANG.kernel("paged_attention", needs=_EXTEND, supports=attnfuzz.Supports(**_CACHES))
-def extend_attention(i: Any, *, forward: Any) -> Callable[[], tuple[Tensor, Tensor]]:
+def extend_attention(i: Any, *, forward: Any) -> Callable[[], None]:
     """Prefill and decode on what is cached, and on the new tokens' keys and values, which lie apart in a row."""
     return _extend(i, forward, *_context(i))
 
@@ -226,8 +189,8 @@ def extend_attention(i: Any, *, forward: Any) -> Callable[[], tuple[Tensor, Tens
 @SGLANG.kernel(
     "paged_attention", needs=_EXTEND, supports=attnfuzz.Supports(**_CACHES, **_FP8), numerics=_IN_FP8_BESIDE_NEW
 )
-def extend_attention_fp8(i: Any, *, forward: Any) -> Callable[[], tuple[Tensor, Tensor]]:
-    """The same on a cache of 8 bits, to which queries and weights are rounded for what is cached."""
+def extend_attention_fp8(i: Any, *, forward: Any) -> Callable[[], None]:
+    """`extend_attention` on a cache of 8 bits, to which queries and weights are rounded for what is cached."""
     return _extend(i, forward, *_context(i))
 
 
@@ -235,18 +198,18 @@ _MASKED: dict[str, Any] = {**_CACHES, "variants": ("soft_cap", "sinks")}
 
 
 @SGLANG.kernel("masked_attention", needs=_EXTEND, supports=attnfuzz.Supports(**_MASKED, masks=("causal", "tree")))
-def extend_attention_tree(i: Any, *, forward: Any) -> Callable[[], tuple[Tensor, Tensor]]:
-    """The same with the tree of speculative decoding in `custom_mask`, which is not read for what is cached."""
+def extend_attention_tree(i: Any, *, forward: Any) -> Callable[[], None]:
+    """`extend_attention` with the tree of speculative decoding in `custom_mask`, not read for what is cached."""
     return _under_mask(i, forward)
 
 
 @SGLANG.kernel("masked_attention", needs=_EXTEND, supports=attnfuzz.Supports(**_MASKED))
-def extend_attention_mask(i: Any, *, forward: Any) -> Callable[[], tuple[Tensor, Tensor]]:
-    """The same with any mask in `custom_mask`, which is read for what is cached as well."""
+def extend_attention_mask(i: Any, *, forward: Any) -> Callable[[], None]:
+    """`extend_attention` with any mask in `custom_mask`, which is read for what is cached as well."""
     return _under_mask(i, forward, is_causal=False, skip_prefix_custom_mask=False)
 
 
-def _under_mask(i: Any, forward: Any, **others: Any) -> Callable[[], tuple[Tensor, Tensor]]:
+def _under_mask(i: Any, forward: Any, **others: Any) -> Callable[[], None]:
     context = i.seq_lens - i.cu_seqlens_q.diff()
     mask = {"custom_mask": i.mask, "mask_indptr": i.mask_indptr}
     return _extend(i, forward, -1, torch.zeros_like(context), context, **mask, **others)
@@ -263,20 +226,15 @@ def _extend(
     is_causal: bool = True,
     mask_indptr: Tensor | None = None,
     **others: Any,
-) -> Callable[[], tuple[Tensor, Tensor]]:
+) -> Callable[[], None]:
     k, v = flat(i.k_cache), flat(i.v_cache)
     indptr, slots = slots_of(i, first, context)
     k_new, v_new = _fresh(i, slots_of(i, context, i.seq_lens)[1])
-
-    def call() -> tuple[Tensor, Tensor]:
-        forward(
-            i.q, k_new, v_new, i.out, k, v, i.cu_seqlens_q, indptr, slots, custom_mask, is_causal, mask_indptr,
-            i.max_query_len, *_scales(i), sm_scale=i.scale, logit_cap=i.soft_cap or 0.0, sliding_window_size=left,
-            sinks=i.sinks, lse_extend=i.lse, **others,
-        )  # fmt: skip
-        return i.out, i.lse
-
-    return call
+    return functools.partial(
+        forward, i.q, k_new, v_new, i.out, k, v, i.cu_seqlens_q, indptr, slots, custom_mask, is_causal, mask_indptr,
+        i.max_query_len, *_scales(i), sm_scale=i.scale, logit_cap=i.soft_cap or 0.0, sliding_window_size=left,
+        sinks=i.sinks, lse_extend=i.lse, **others,
+    )  # fmt: skip
 
 
 _UNIFIED: dict[str, Any] = {**_CACHES, "lse": "none", "batch_invariant": True}
@@ -284,34 +242,28 @@ _UNIFIED_NEEDS = {"forward": _ops("extend_attention:extend_attention_fwd_unified
 
 
 @SGLANG.kernel("paged_attention", needs=_UNIFIED_NEEDS, supports=attnfuzz.Supports(**_UNIFIED))
-def extend_attention_unified(i: Any, *, forward: Any) -> Callable[[], Tensor]:
-    """The same with all keys and values in the cache, as its deterministic mode runs it."""
+def extend_attention_unified(i: Any, *, forward: Any) -> Callable[[], None]:
+    """`extend_attention` with all keys and values in the cache, as its deterministic mode runs it."""
     return _unified(i, forward)
 
 
 @SGLANG.kernel(
     "paged_attention", needs=_UNIFIED_NEEDS, supports=attnfuzz.Supports(**_UNIFIED, **_FP8), numerics=_IN_FP8
 )
-def extend_attention_unified_fp8(i: Any, *, forward: Any) -> Callable[[], Tensor]:
-    """The same on a cache of 8 bits, to which queries and weights are rounded."""
+def extend_attention_unified_fp8(i: Any, *, forward: Any) -> Callable[[], None]:
+    """`extend_attention_unified` on a cache of 8 bits, to which queries and weights are rounded."""
     return _unified(i, forward)
 
 
-def _unified(i: Any, forward: Any) -> Callable[[], Tensor]:
+def _unified(i: Any, forward: Any) -> Callable[[], None]:
     k, v = flat(i.k_cache), flat(i.v_cache)
     left, first, context = _context(i)
     indptr, slots = slots_of(i, first, i.seq_lens)
-
-    def call() -> Tensor:
-        forward(
-            i.q, i.out, k, v, *_scales(i), i.cu_seqlens_q, indptr, slots, context - first, i.max_query_len,
-            sm_scale=i.scale, logit_cap=i.soft_cap or 0.0, sliding_window_size=left, sinks=i.sinks,
-            window_start_pos=first,
-        )  # fmt: skip
-        out: Tensor = i.out
-        return out
-
-    return call
+    return functools.partial(
+        forward, i.q, i.out, k, v, *_scales(i), i.cu_seqlens_q, indptr, slots, context - first, i.max_query_len,
+        sm_scale=i.scale, logit_cap=i.soft_cap or 0.0, sliding_window_size=left, sinks=i.sinks,
+        window_start_pos=first,
+    )  # fmt: skip
 
 
 @SGLANG.kernel(
@@ -348,7 +300,7 @@ def _merged_by_cuda(takes: Any, **others: Any) -> attnfuzz.Supports:
     gpu_only=True,
 )
 def merge_state_v2(i: Any, *, merge: Any, takes: Any) -> tuple[Tensor, Tensor]:
-    """The same in CUDA, as SGLang chooses it on NVIDIA's GPUs."""
+    """`merge_state` in CUDA, as SGLang chooses it on NVIDIA's GPUs."""
     out, lse = merge(i.prefix_output, i.prefix_lse, i.suffix_output, i.suffix_lse, i.output, i.output_lse)
     return out, lse
 
@@ -368,7 +320,6 @@ _LATENTS = 512
         dtype=attnfuzz.Choice(("bfloat16",)),
     ),
     needs={"decode": ("sglang.kernels.ops.attention.dsa.triton_sparse_mla_decode:triton_sparse_mla_decode",)},
-    supports=attnfuzz.Supports(),
     gpu_only=True,  # it counts the GPU's multiprocessors
 )
 def sparse_mla_decode(i: Any, *, decode: Any) -> Callable[[], Tensor]:
@@ -404,7 +355,7 @@ def _dequantised(i: Any, dequantise: Any) -> Tensor:
     return cache
 
 
-@SGLANG.kernel(SparseDecode(**_DSA_ROWS), needs=_DSA_NEEDS, supports=attnfuzz.Supports())
+@SGLANG.kernel(SparseDecode(**_DSA_ROWS), needs=_DSA_NEEDS)
 def sparse_mla_prefill(i: Any, *, prefill: Any, dequantise: Any) -> Callable[[], Tensor]:
     """Sparse latent attention, `sparse_mla_prefill`; rows of 8 bits go through `dequantize_k_cache` first."""
     lengths = getattr(i, "topk_length", None)
@@ -428,7 +379,7 @@ def sparse_mla_prefill(i: Any, *, prefill: Any, dequantise: Any) -> Callable[[],
     options={"union": (2, 4)},
 )  # fmt: skip
 def sparse_mla_prefill_union(i: Any, *, prefill: Any, dequantise: Any, union: int) -> Callable[[], Tensor]:
-    """The same for ``union`` tokens together, each of which has a bit in a mask; a slot is named once."""
+    """`sparse_mla_prefill` for ``union`` tokens together, each of which has a bit in a mask; a slot is named once."""
 
     def call() -> Tensor:
         cache = _dequantised(i, dequantise)
@@ -454,7 +405,6 @@ _MINIMAX = "sglang.kernels.ops.attention.minimax_sparse.decode"
         cache_strides=attnfuzz.Choice(("contiguous",)),
     ),
     needs={"attend": (f"{_MINIMAX}.topk_sparse:flash_decode_with_gqa_share_sparse",)},
-    supports=attnfuzz.Supports(),
 )
 def block_sparse(i: Any, *, attend: Any) -> Callable[[], Tensor]:
     """MiniMax's decode by lists of blocks, `flash_decode_with_gqa_share_sparse`."""
@@ -462,15 +412,10 @@ def block_sparse(i: Any, *, attend: Any) -> Callable[[], Tensor]:
     slots = i.block_table.repeat_interleave(i.block_size, 1) * i.block_size + (positions % i.block_size).int()
     requests = torch.arange(len(i.seq_lens), device=i.q.device)
     k_cache, v_cache = (cache.view(-1, *cache.shape[2:]) for cache in (i.k_cache, i.v_cache))
-
-    def call() -> Tensor:
-        out: Tensor = attend(
-            i.q, None, k_cache, v_cache, slots, i.seq_lens, requests, i.sparse_block, i.block_lists,
-            sm_scale=i.head_size**-0.5, page_size=i.block_size,
-        )  # fmt: skip
-        return out
-
-    return call
+    return functools.partial(
+        attend, i.q, None, k_cache, v_cache, slots, i.seq_lens, requests, i.sparse_block, i.block_lists,
+        sm_scale=i.head_size**-0.5, page_size=i.block_size,
+    )  # fmt: skip
 
 
 @SGLANG.kernel(
@@ -484,7 +429,6 @@ def block_sparse(i: Any, *, attend: Any) -> Callable[[], Tensor]:
         "select": (f"{_MINIMAX}.flash_with_topk_idx:_topk_index_partial_kernel",),
         "merge": (f"{_MINIMAX}.flash_with_topk_idx:_topk_index_merge_kernel",),
     },
-    supports=attnfuzz.Supports(),
     options={"chunks": (1, 4, 16)},
 )
 def indexer_topk(i: Any, *, select: Any, merge: Any, chunks: int) -> Callable[[], Tensor]:
@@ -540,7 +484,6 @@ def _updated(i: Any, update: Any, *gates: Any, **others: Any) -> Callable[[], Te
         keeps=_KEPT, gates=attnfuzz.Choice(("given",)), per_channel=attnfuzz.Choice((False,)), **_BELOW_ZERO
     ),
     needs={"update": (f"{_FLA}:fused_recurrent_gated_delta_rule_update",)},
-    supports=attnfuzz.Supports(),
 )
 def gated_delta(i: Any, *, update: Any) -> Callable[[], Tensor]:
     """Decode of a recurrent layer, `fused_recurrent_gated_delta_rule_update`."""
@@ -554,10 +497,9 @@ def gated_delta(i: Any, *, update: Any) -> Callable[[], Tensor]:
             "sglang.kernels.ops.attention.linear.fused_sigmoid_gating_recurrent:fused_sigmoid_gating_delta_rule_update",
         )
     },
-    supports=attnfuzz.Supports(),
 )
 def gated_delta_sigmoid(i: Any, *, update: Any) -> Callable[[], Tensor]:
-    """The same, which works out the gates, `fused_sigmoid_gating_delta_rule_update`."""
+    """`gated_delta`, which works out the gates: `fused_sigmoid_gating_delta_rule_update`."""
     a = i.a.flatten(1)  # [tokens, heads * channels]
     return _updated(
         i, update, A_log=i.A_log, a=a, dt_bias=i.dt_bias, softplus_beta=1.0, softplus_threshold=20.0, b=i.b[None],
@@ -591,7 +533,6 @@ _PACKED: dict[str, Any] = {
         **_PACKED,
     ),
     needs={"decode": (f"{_FLA}:fused_recurrent_gated_delta_rule_packed_decode",)},
-    supports=attnfuzz.Supports(),
 )
 def gated_delta_packed(i: Any, *, decode: Any) -> Callable[[], None]:
     """One token of each sequence, q, k and v side by side, `fused_recurrent_gated_delta_rule_packed_decode`."""
@@ -601,10 +542,10 @@ def gated_delta_packed(i: Any, *, decode: Any) -> Callable[[], None]:
 @SGLANG.kernel(
     RecurrentDecode(per_channel=attnfuzz.Choice((True,)), normalised=attnfuzz.Choice((False,)), **_PACKED),
     needs={"decode": (f"{_FLA}:fused_recurrent_kda_packed_decode",)},
-    supports=attnfuzz.Supports(),
 )
 def kda_packed(i: Any, *, decode: Any) -> Callable[[], None]:
-    """The same with a gate for each channel, `fused_recurrent_kda_packed_decode`, where it does not call CUDA."""
+    """`gated_delta_packed` with a gate for each channel, `fused_recurrent_kda_packed_decode`, where it calls no
+    CUDA."""
     return _packed(i, decode)
 
 
@@ -619,10 +560,9 @@ _RANKS: dict[str, Any] = {
 @SGLANG.kernel(
     MergeRanks(num_ranks=attnfuzz.Choice((2, 4, 8)), **_RANKS),
     needs={"correct": (f"{_DCP}:correct_attn_out",), "context": (f"{_DCP}:CPTritonContext",)},
-    supports=attnfuzz.Supports(),
 )
 def dcp_correct(i: Any, *, correct: Any, context: Any) -> tuple[Tensor, Tensor]:
-    """What each rank makes of its output once it has all log-sum-exps, `correct_attn_out`; these are added here."""
+    """Each rank corrects its output by all log-sum-exps, `correct_attn_out`; these outputs are added here."""
     ranks = []
     for rank, part in enumerate(i.outs):
         corrected = part.new_empty(part.transpose(0, 1).shape, dtype=torch.float32)
@@ -645,7 +585,7 @@ def dcp_exchange(i: Any, *, pack: Any, combine: Any) -> Tensor:
 
 @SGLANG.kernel(MergeRanks(num_ranks=_ANY_RANKS, **_RANKS), **_EXCHANGE)
 def dcp_exchange_lse(i: Any, *, pack: Any, combine: Any) -> tuple[Tensor, Tensor]:
-    """The same with the log-sum-exp."""
+    """`dcp_exchange` with the log-sum-exp."""
     out, lse = (torch.cat(parts, dim=1) for parts in zip(*_exchanged(i, pack, combine, return_lse=True), strict=True))
     return out, lse
 
@@ -673,7 +613,6 @@ def _exchanged(i: Any, pack: Any, combine: Any, **others: Any) -> list[tuple[Ten
         lse=attnfuzz.Choice((False,)),
     ),
     needs={"verify": ("sglang.kernels.ops.attention.verify_mla:verify_shared_kv_fwd",)},
-    supports=attnfuzz.Supports(),
 )
 def verify_mla(i: Any, *, verify: Any) -> Callable[[], None]:
     """Verifying draft tokens, `verify_shared_kv_fwd`: the context is in the cache, new tokens' rows lie apart."""
@@ -958,7 +897,7 @@ class _Translator:
 
 
 def _runner(i: Any, pool: _Pool, gather: Any) -> Any:
-    """What the backend reads of a `ModelRunner`."""
+    """The fields of a `ModelRunner` that the backend reads."""
     heads, kv_heads, size = i.num_kv_heads * i.gqa_ratio, i.num_kv_heads, i.head_size
     table = torch.zeros(_MOST_REQUESTS, _CONTEXT, dtype=torch.int32, device=i.k_cache.device)
     model = SimpleNamespace(
@@ -993,7 +932,7 @@ def _settings(deterministic: bool) -> dict[str, Any]:
 
 @contextmanager
 def _server(settings: dict[str, Any]) -> Iterator[None]:
-    """What a server would have set before it makes a backend."""
+    """Set what a server would have set before it makes a backend."""
     names = vars(sys.modules[_BACKEND])
     before = {name: names[name] for name in settings}
     names |= {name: (lambda value=value: value) for name, value in settings.items()}

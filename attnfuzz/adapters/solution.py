@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from attnfuzz.declaration import Kernel, Supports, kernel
-
-__all__ = ["kernel_of"]
+from attnfuzz.declaration import Kernel, kernel
+from attnfuzz.problems.supports import Supports
 
 
 def kernel_of(

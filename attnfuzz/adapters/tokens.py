@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["flat", "slots_of", "whole_prompts", "with_room"]
-
 
 def slots_of(i: Any, starts: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
     """Where each sequence begins in a row of the tokens from ``starts`` to ``ends`` of all, and of each of these tokens

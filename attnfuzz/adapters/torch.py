@@ -19,17 +19,6 @@ from torch import Tensor
 
 import attnfuzz
 
-__all__ = [
-    "flex_attention",
-    "flex_decoding",
-    "flex_paged",
-    "sdpa",
-    "sdpa_backend",
-    "sdpa_math",
-    "varlen",
-    "varlen_paged",
-]
-
 TORCH = attnfuzz.Engine("torch", tried=("2.11.0", "2.13.0"))
 _SDPAS: dict[str, Any] = {"lse": "none", "graph_replay": False}  # what is cut to lengths is made anew for each plan
 _SDPA = {"attend": ("torch.nn.functional:scaled_dot_product_attention",)}

@@ -28,47 +28,6 @@ from attnfuzz.families.turbo import row_parts
 from attnfuzz.problems.quantised_kv import KvDtype
 from attnfuzz.problems.variants import VariantName
 
-__all__ = [
-    "chunked_prefill",
-    "chunked_prefill_alibi",
-    "dcp_correct",
-    "dcp_exchange",
-    "decode_attention",
-    "decode_attention_mla",
-    "diffkv",
-    "diffkv_segments",
-    "flash_attention_3",
-    "flash_attention_3_decode",
-    "flash_attention_3_sinks",
-    "flash_attn_backend",
-    "flash_mla",
-    "gated_delta",
-    "gated_delta_packed",
-    "gated_delta_sigmoid",
-    "kda",
-    "kda_packed",
-    "merge_attn_states",
-    "merge_attn_states_cuda",
-    "prefill_attention",
-    "prefix_prefill",
-    "reshape_and_cache",
-    "reshape_and_cache_int4",
-    "reshape_and_cache_per_token_head",
-    "segmented",
-    "segmented_full",
-    "sparse_mla",
-    "triton_backend",
-    "turboquant_decode",
-    "turboquant_store",
-    "unified_attention",
-    "unified_attention_full",
-    "unified_attention_quantised",
-    "unified_attention_quantised_segments",
-    "unified_attention_segments",
-    "unified_attention_tree",
-    "verify_mla",
-]
-
 VLLM = attnfuzz.Engine("vllm", tried=("0.33.0",), settled=("0.33.0",))
 _OPS = ("vllm.v1.attention.ops", "vllm.attention.ops")
 
@@ -105,19 +64,14 @@ _UNIFIED_NUMERICS = attnfuzz.Numerics(dequantised="input")
     options={"num_kv_splits": (4, 16)},
     numerics=attnfuzz.Numerics(scores="input"),
 )
-def decode_attention(i: Any, *, forward: Any, num_kv_splits: int) -> Callable[[], tuple[Tensor, Tensor]]:
+def decode_attention(i: Any, *, forward: Any, num_kv_splits: int) -> Callable[[], None]:
     """Split-K decode, `decode_attention_fwd`."""
     num_seqs, num_q_heads, head_size = i.q.shape
     partial = i.q.new_empty(num_seqs, num_q_heads, num_kv_splits, head_size + 1, dtype=torch.float32)
-
-    def call() -> tuple[Tensor, Tensor]:
-        forward(
-            i.q, i.k_cache, i.v_cache, i.out, i.lse, i.block_table, i.seq_lens, partial, num_kv_splits, i.scale,
-            i.block_size,
-        )  # fmt: skip
-        return i.out, i.lse
-
-    return call
+    return functools.partial(
+        forward, i.q, i.k_cache, i.v_cache, i.out, i.lse, i.block_table, i.seq_lens, partial, num_kv_splits, i.scale,
+        i.block_size,
+    )  # fmt: skip
 
 
 _RANKS = {32: 16, 48: 32, 80: 64, 192: 128, 288: 256, 576: 512}
@@ -135,19 +89,14 @@ _RANKS = {32: 16, 48: 32, 80: 64, 192: 128, 288: 256, 576: 512}
     ),
     options={"num_kv_splits": (4, 16)},
 )
-def decode_attention_mla(i: Any, *, forward: Any, num_kv_splits: int) -> Callable[[], tuple[Tensor, Tensor]]:
-    """The same on a cache of latent vectors, as the backend TRITON_MLA calls it."""
+def decode_attention_mla(i: Any, *, forward: Any, num_kv_splits: int) -> Callable[[], None]:
+    """`decode_attention` on a cache of latent vectors, as the backend TRITON_MLA calls it."""
     num_seqs, num_q_heads, _ = i.q.shape
     partial = i.q.new_empty(num_seqs, num_q_heads, num_kv_splits, i.v_head_size + 1, dtype=torch.float32)
-
-    def call() -> tuple[Tensor, Tensor]:
-        forward(
-            i.q, i.k_cache, i.v_cache, i.out, i.lse, i.block_table, i.seq_lens, partial, num_kv_splits, i.scale,
-            i.block_size, is_mla=True,
-        )  # fmt: skip
-        return i.out, i.lse
-
-    return call
+    return functools.partial(
+        forward, i.q, i.k_cache, i.v_cache, i.out, i.lse, i.block_table, i.seq_lens, partial, num_kv_splits, i.scale,
+        i.block_size, is_mla=True,
+    )  # fmt: skip
 
 
 _FLASH_MLA = "vllm.third_party.flashmla.flash_mla_interface"
@@ -186,7 +135,7 @@ def flash_mla(i: Any, *, attend: Any, schedule: Any) -> Callable[[], tuple[Tenso
     supports=attnfuzz.Supports(**_UNIFIED),
     numerics=_UNIFIED_NUMERICS,
 )
-def unified_attention(i: Any, *, unified: Any, kv_modes: Any) -> Callable[[], Tensor]:
+def unified_attention(i: Any, *, unified: Any, kv_modes: Any) -> Callable[[], None]:
     """Prefill, decode and both in one batch, without segments."""
     return _unified(i, unified, kv_modes, i.cu_seqlens_q, i.max_query_len, i.max_seq_len)
 
@@ -197,23 +146,22 @@ def unified_attention(i: Any, *, unified: Any, kv_modes: Any) -> Callable[[], Te
     supports=attnfuzz.Supports(**_UNIFIED, empty_sequences=False),
     numerics=_UNIFIED_NUMERICS,
 )
-def unified_attention_segments(i: Any, *, unified: Any, kv_modes: Any) -> Callable[[], Tensor]:
+def unified_attention_segments(i: Any, *, unified: Any, kv_modes: Any) -> Callable[[], None]:
     """Decode with each sequence cut into segments."""
-    num_seqs, num_q_heads, head_size = i.q.shape
-    rows = (num_seqs, num_q_heads, _SEGMENTS)
-    return _unified(
-        i,
-        unified,
-        kv_modes,
-        torch.arange(num_seqs + 1, dtype=torch.int32, device=i.q.device),
-        1,
-        i.block_table.shape[1] * i.block_size,
-        seq_threshold_3D=_ALWAYS_IN_SEGMENTS,
-        num_par_softmax_segments=_SEGMENTS,
-        softmax_segm_output=i.q.new_empty(*rows, 1 << (head_size - 1).bit_length(), dtype=torch.float32),
-        softmax_segm_max=i.q.new_empty(rows, dtype=torch.float32),
-        softmax_segm_expsum=i.q.new_empty(rows, dtype=torch.float32),
-    )
+    starts = torch.arange(len(i.q) + 1, dtype=torch.int32, device=i.q.device)
+    return _unified(i, unified, kv_modes, starts, 1, i.block_table.shape[1] * i.block_size, **_in_segments(i))
+
+
+def _in_segments(i: Any) -> dict[str, Any]:
+    """Arguments by which each sequence is cut into segments: how many, and buffers for their results."""
+    rows = (len(i.q), i.q.shape[1], _SEGMENTS)
+    return {
+        "seq_threshold_3D": _ALWAYS_IN_SEGMENTS,
+        "num_par_softmax_segments": _SEGMENTS,
+        "softmax_segm_output": i.q.new_empty(*rows, 1 << (i.out.shape[-1] - 1).bit_length(), dtype=torch.float32),
+        "softmax_segm_max": i.q.new_empty(rows, dtype=torch.float32),
+        "softmax_segm_expsum": i.q.new_empty(rows, dtype=torch.float32),
+    }
 
 
 _UNIFIED_MASKED: dict[str, Any] = {**_UNIFIED, "variants": ("soft_cap", "sinks"), "graph_replay": False}
@@ -225,7 +173,7 @@ _UNIFIED_MASKED: dict[str, Any] = {**_UNIFIED, "variants": ("soft_cap", "sinks")
     supports=attnfuzz.Supports(**_UNIFIED_MASKED, masks=("causal", "tree"), mask_per_sequence=False),
     numerics=_UNIFIED_NUMERICS,
 )
-def unified_attention_tree(i: Any, *, unified: Any, kv_modes: Any) -> Callable[[], Tensor]:
+def unified_attention_tree(i: Any, *, unified: Any, kv_modes: Any) -> Callable[[], None]:
     """The tree of speculative decoding in `qq_bias`: one table for all sequences, added to scores among new tokens."""
     query_lens = i.cu_seqlens_q.diff()
     seq, count = int(query_lens.argmax()), i.max_query_len
@@ -242,8 +190,8 @@ def unified_attention_tree(i: Any, *, unified: Any, kv_modes: Any) -> Callable[[
     supports=attnfuzz.Supports(**_UNIFIED_MASKED, masks=("full",)),
     numerics=_UNIFIED_NUMERICS,
 )
-def unified_attention_full(i: Any, *, unified: Any, kv_modes: Any) -> Callable[[], Tensor]:
-    """The same with `causal=False`, as encoders and cross attention call it."""
+def unified_attention_full(i: Any, *, unified: Any, kv_modes: Any) -> Callable[[], None]:
+    """`unified_attention` with `causal=False`, as encoders and cross attention call it."""
     return _unified(i, unified, kv_modes, i.cu_seqlens_q, i.max_query_len, i.max_seq_len, causal=False)
 
 
@@ -257,29 +205,23 @@ def _unified(
     *,
     causal: bool = True,
     **others: Any,
-) -> Callable[[], Tensor]:
+) -> Callable[[], None]:
     """``others``: arguments of the kernel for segments, or a bias."""
     window = getattr(i, "window", None)
     left = -1 if window is None else window - 1  # it does not count the query itself
     kv_mode = kv_modes.NONE if i.k_scale is None else kv_modes.FP8_PER_TENSOR
-
-    def call() -> Tensor:
-        unified(
-            q=i.q, k=i.k_cache, v=i.v_cache, out=i.out, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=longest_q,
-            seqused_k=i.seq_lens, max_seqlen_k=longest, softmax_scale=i.scale, causal=causal, window_size=(left, 0),
-            block_table=i.block_table, softcap=i.soft_cap or 0, q_descale=None, k_descale=i.k_scale,
-            v_descale=i.v_scale, alibi_slopes=getattr(i, "alibi_slopes", None), sinks=i.sinks, kv_quant_mode=kv_mode,
-            **others,
-        )  # fmt: skip
-        out: Tensor = i.out
-        return out
-
-    return call
+    return functools.partial(
+        unified, q=i.q, k=i.k_cache, v=i.v_cache, out=i.out, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=longest_q,
+        seqused_k=i.seq_lens, max_seqlen_k=longest, softmax_scale=i.scale, causal=causal, window_size=(left, 0),
+        block_table=i.block_table, softcap=i.soft_cap or 0, q_descale=None, k_descale=i.k_scale,
+        v_descale=i.v_scale, alibi_slopes=getattr(i, "alibi_slopes", None), sinks=i.sinks, kv_quant_mode=kv_mode,
+        **others,
+    )  # fmt: skip
 
 
-@VLLM.kernel(History(block_size=attnfuzz.Choice((16,))), needs=_UNIFIED_NEEDS, supports=attnfuzz.Supports())
+@VLLM.kernel(History(block_size=attnfuzz.Choice((16,))), needs=_UNIFIED_NEEDS)
 def unified_attention_history(i: Any, *, unified: Any, kv_modes: Any) -> None:
-    """The same for the batches of a scheduler over one cache, into which torch writes."""
+    """`unified_attention` for the batches of a scheduler over one cache, into which torch writes."""
     for step in steps_of(i):
         for cache, new in ((i.k_cache, step.k), (i.v_cache, step.v)):
             cache.flatten(0, 1)[step.slots] = new
@@ -297,7 +239,7 @@ _QUANTISED: dict[str, Any] = {
 }
 
 
-@VLLM.kernel(PackedDecode(**_QUANTISED), needs=_UNIFIED_NEEDS, supports=attnfuzz.Supports())
+@VLLM.kernel(PackedDecode(**_QUANTISED), needs=_UNIFIED_NEEDS)
 def unified_attention_quantised(i: Any, *, unified: Any, kv_modes: Any) -> Callable[[], None]:
     """Decode with scales for each token and head, without segments; of 4 bits it is `unified_attention_int4`."""
     return _quantised(i, unified, kv_modes)
@@ -306,38 +248,22 @@ def unified_attention_quantised(i: Any, *, unified: Any, kv_modes: Any) -> Calla
 @VLLM.kernel(
     PackedDecode(**_QUANTISED, lengths=attnfuzz.Integers(1, 300, likely=(1, 15, 16, 17, 256, 257), least=1, most=4)),
     needs=_UNIFIED_NEEDS,
-    supports=attnfuzz.Supports(),
 )
 def unified_attention_quantised_segments(i: Any, *, unified: Any, kv_modes: Any) -> Callable[[], None]:
-    """The same with each sequence cut into segments."""
-    num_seqs, num_q_heads, head_size = i.q.shape
-    rows = (num_seqs, num_q_heads, _SEGMENTS)
-    return _quantised(
-        i,
-        unified,
-        kv_modes,
-        seq_threshold_3D=_ALWAYS_IN_SEGMENTS,
-        num_par_softmax_segments=_SEGMENTS,
-        softmax_segm_output=i.q.new_empty(*rows, 1 << (head_size - 1).bit_length(), dtype=torch.float32),
-        softmax_segm_max=i.q.new_empty(rows, dtype=torch.float32),
-        softmax_segm_expsum=i.q.new_empty(rows, dtype=torch.float32),
-    )
+    """`unified_attention_quantised` with each sequence cut into segments."""
+    return _quantised(i, unified, kv_modes, **_in_segments(i))
 
 
 def _quantised(i: Any, unified: Any, kv_modes: Any, **segments: Any) -> Callable[[], None]:
     modes = {"fp8": kv_modes.FP8_PER_TOKEN_HEAD, "int8": kv_modes.INT8_PER_TOKEN_HEAD}
     mode = modes.get(i.cache_format, kv_modes.INT4_PER_TOKEN_HEAD)
     starts = torch.arange(len(i.q) + 1, dtype=torch.int32, device=i.q.device)
-
-    def call() -> None:
-        unified(
-            q=i.q, k=i.k_cache, v=i.v_cache, out=i.out, cu_seqlens_q=starts, max_seqlen_q=1, seqused_k=i.seq_lens,
-            max_seqlen_k=i.block_table.shape[1] * i.block_size, softmax_scale=i.head_size**-0.5, causal=True,
-            window_size=(-1, 0), block_table=i.block_table, softcap=0, q_descale=None, k_descale=None, v_descale=None,
-            kv_quant_mode=mode, k_scale_cache=i.k_scales[..., 0], v_scale_cache=i.v_scales[..., 0], **segments,
-        )  # fmt: skip
-
-    return call
+    return functools.partial(
+        unified, q=i.q, k=i.k_cache, v=i.v_cache, out=i.out, cu_seqlens_q=starts, max_seqlen_q=1, seqused_k=i.seq_lens,
+        max_seqlen_k=i.block_table.shape[1] * i.block_size, softmax_scale=i.head_size**-0.5, causal=True,
+        window_size=(-1, 0), block_table=i.block_table, softcap=0, q_descale=None, k_descale=None, v_descale=None,
+        kv_quant_mode=mode, k_scale_cache=i.k_scales[..., 0], v_scale_cache=i.v_scales[..., 0], **segments,
+    )  # fmt: skip
 
 
 _DIFFKV: dict[str, Any] = {
@@ -348,7 +274,7 @@ _DIFFKV_CACHES: dict[str, Any] = {**_UNIFIED, "v_head_sizes": "any", "kv_dtypes"
 
 
 @VLLM.kernel("paged_attention", supports=attnfuzz.Supports(**_DIFFKV_CACHES), **_DIFFKV)
-def diffkv(i: Any, *, attend: Any) -> Callable[[], Tensor]:
+def diffkv(i: Any, *, attend: Any) -> Callable[[], None]:
     """Heads of V that are smaller or larger than those of K, `unified_attention_diffkv`, without segments."""
     return _diffkv(i, attend)
 
@@ -358,34 +284,19 @@ def diffkv(i: Any, *, attend: Any) -> Callable[[], Tensor]:
     supports=attnfuzz.Supports(**{**_DIFFKV_CACHES, "graph_replay": False}, max_query_len=16),
     **_DIFFKV,
 )
-def diffkv_segments(i: Any, *, attend: Any) -> Callable[[], Tensor]:
-    """The same with the buffers of its backend: decode, and the few tokens that speculation verifies, in segments."""
-    rows = (len(i.q), i.q.shape[1], _SEGMENTS)
-    return _diffkv(
-        i,
-        attend,
-        seq_threshold_3D=_ALWAYS_IN_SEGMENTS,
-        num_par_softmax_segments=_SEGMENTS,
-        softmax_segm_output=i.q.new_empty(*rows, 1 << (i.out.shape[-1] - 1).bit_length(), dtype=torch.float32),
-        softmax_segm_max=i.q.new_empty(rows, dtype=torch.float32),
-        softmax_segm_expsum=i.q.new_empty(rows, dtype=torch.float32),
-    )
+def diffkv_segments(i: Any, *, attend: Any) -> Callable[[], None]:
+    """`diffkv` with the buffers of its backend: decode, and the few tokens that speculation verifies, in segments."""
+    return _diffkv(i, attend, **_in_segments(i))
 
 
-def _diffkv(i: Any, attend: Any, **segments: Any) -> Callable[[], Tensor]:
+def _diffkv(i: Any, attend: Any, **segments: Any) -> Callable[[], None]:
     left = -1 if i.window is None else i.window - 1
-
-    def call() -> Tensor:
-        attend(
-            q=i.q, k=i.k_cache, v=i.v_cache, out=i.out, cu_seqlens_q=i.cu_seqlens_q, seqused_k=i.seq_lens,
-            softmax_scale=i.scale, causal=True, window_size=(left, 0), block_table=i.block_table,
-            softcap=i.soft_cap or 0, max_seqlen_q=i.max_query_len, alibi_slopes=i.alibi_slopes, sinks=i.sinks,
-            k_descale=i.k_scale, v_descale=i.v_scale, **segments,
-        )  # fmt: skip
-        out: Tensor = i.out
-        return out
-
-    return call
+    return functools.partial(
+        attend, q=i.q, k=i.k_cache, v=i.v_cache, out=i.out, cu_seqlens_q=i.cu_seqlens_q, seqused_k=i.seq_lens,
+        softmax_scale=i.scale, causal=True, window_size=(left, 0), block_table=i.block_table,
+        softcap=i.soft_cap or 0, max_seqlen_q=i.max_query_len, alibi_slopes=i.alibi_slopes, sinks=i.sinks,
+        k_descale=i.k_scale, v_descale=i.v_scale, **segments,
+    )  # fmt: skip
 
 
 _SEGMENTED: dict[str, Any] = {
@@ -407,7 +318,7 @@ _SEGMENTED_CACHES: dict[str, Any] = {
 @VLLM.kernel(
     "paged_attention", supports=attnfuzz.Supports(**_SEGMENTED_CACHES, variants=("window", "sinks")), **_SEGMENTED
 )
-def segmented(i: Any, *, run: Any) -> Callable[[], Tensor]:
+def segmented(i: Any, *, run: Any) -> Callable[[], None]:
     """`run_segmented_attention` of the backend ROCM_SEGMENTED_ATTN, with a workspace of each call's own."""
     return _segmented(i, run, causal=True)
 
@@ -417,24 +328,18 @@ def segmented(i: Any, *, run: Any) -> Callable[[], Tensor]:
     supports=attnfuzz.Supports(**_SEGMENTED_CACHES, variants=("sinks",), masks=("full",)),
     **_SEGMENTED,
 )
-def segmented_full(i: Any, *, run: Any) -> Callable[[], Tensor]:
-    """The same with `causal=False`."""
+def segmented_full(i: Any, *, run: Any) -> Callable[[], None]:
+    """`segmented` with `causal=False`."""
     return _segmented(i, run, causal=False)
 
 
-def _segmented(i: Any, run: Any, *, causal: bool) -> Callable[[], Tensor]:
+def _segmented(i: Any, run: Any, *, causal: bool) -> Callable[[], None]:
     window = getattr(i, "window", None)
     left = -1 if window is None else window - 1
-
-    def call() -> Tensor:
-        run(
-            i.q, i.out, i.k_cache, i.v_cache, i.block_table, i.cu_seqlens_q, i.seq_lens, i.max_query_len,
-            i.max_seq_len, i.k_scale, i.v_scale, i.scale, sliding_window=left, causal=causal, sinks=i.sinks,
-        )  # fmt: skip
-        out: Tensor = i.out
-        return out
-
-    return call
+    return functools.partial(
+        run, i.q, i.out, i.k_cache, i.v_cache, i.block_table, i.cu_seqlens_q, i.seq_lens, i.max_query_len,
+        i.max_seq_len, i.k_scale, i.v_scale, i.scale, sliding_window=left, causal=causal, sinks=i.sinks,
+    )  # fmt: skip
 
 
 _PACKED_CACHES: dict[str, Any] = {
@@ -454,7 +359,7 @@ _CHUNKED: dict[str, Any] = {
 
 
 @VLLM.kernel("paged_attention", supports=attnfuzz.Supports(**_CHUNKED_CACHES, variants=("window", "sinks")), **_CHUNKED)
-def chunked_prefill(i: Any, *, forward: Any) -> Callable[[], Tensor]:
+def chunked_prefill(i: Any, *, forward: Any) -> Callable[[], None]:
     """`chunked_prefill_paged_decode` of the backend ROCM_ATTN, without its decode in HIP.
 
     Prompts by `prefix_prefill`, with new keys and values apart; sequences of one query token by a kernel of its own.
@@ -463,28 +368,22 @@ def chunked_prefill(i: Any, *, forward: Any) -> Callable[[], Tensor]:
 
 
 @VLLM.kernel("paged_attention", supports=attnfuzz.Supports(**_CHUNKED_CACHES, variants=("window", "alibi")), **_CHUNKED)
-def chunked_prefill_alibi(i: Any, *, forward: Any) -> Callable[[], Tensor]:
-    """The same with ALiBi, for which it has another kernel, and which it does not take beside sinks."""
+def chunked_prefill_alibi(i: Any, *, forward: Any) -> Callable[[], None]:
+    """`chunked_prefill` with ALiBi, for which it has another kernel, and which it does not take beside sinks."""
     return _chunked(i, forward)
 
 
-def _chunked(i: Any, forward: Any) -> Callable[[], Tensor]:
+def _chunked(i: Any, forward: Any) -> Callable[[], None]:
     _, new = slots_of(i, i.seq_lens - i.cu_seqlens_q.diff(), i.seq_lens)
     k = i.k_cache.permute(0, 3, 1, 2, 4).flatten(3).flatten(0, 1)[new]  # from [blocks, heads, size / x, block, x]
     v = i.v_cache.permute(0, 3, 1, 2).flatten(0, 1)[new]  # from [blocks, heads, size, block]
     if i.k_scale is not None:
         k, v = ((part.float() * scale).to(i.q.dtype) for part, scale in ((k, i.k_scale), (v, i.v_scale)))
-
-    def call() -> Tensor:
-        forward(
-            i.q, k, v, i.out, "auto" if i.k_scale is None else "fp8", i.k_cache, i.v_cache, i.block_table,
-            i.cu_seqlens_q, i.seq_lens, i.max_seq_len, i.max_query_len, i.k_scale, i.v_scale, i.alibi_slopes,
-            i.window, i.scale, sinks=i.sinks,
-        )  # fmt: skip
-        out: Tensor = i.out
-        return out
-
-    return call
+    return functools.partial(
+        forward, i.q, k, v, i.out, "auto" if i.k_scale is None else "fp8", i.k_cache, i.v_cache, i.block_table,
+        i.cu_seqlens_q, i.seq_lens, i.max_seq_len, i.max_query_len, i.k_scale, i.v_scale, i.alibi_slopes,
+        i.window, i.scale, sinks=i.sinks,
+    )  # fmt: skip
 
 
 @VLLM.kernel(
@@ -493,19 +392,13 @@ def _chunked(i: Any, forward: Any) -> Callable[[], Tensor]:
     supports=attnfuzz.Supports(**_PACKED_CACHES, variants=("window", "sinks")),
     numerics=_UNIFIED_NUMERICS,
 )
-def prefix_prefill(i: Any, *, forward: Any) -> Callable[[], Tensor]:
+def prefix_prefill(i: Any, *, forward: Any) -> Callable[[], None]:
     """`context_attention_fwd` that reads all keys and values from the cache, new ones too."""
-
-    def call() -> Tensor:
-        forward(
-            i.q, None, None, i.out, "auto" if i.k_scale is None else "fp8", i.k_cache, i.v_cache, i.block_table,
-            i.cu_seqlens_q, i.seq_lens, i.max_seq_len, i.max_query_len, i.k_scale, i.v_scale,
-            sliding_window=i.window, sm_scale=i.scale, sinks=i.sinks,
-        )  # fmt: skip
-        out: Tensor = i.out
-        return out
-
-    return call
+    return functools.partial(
+        forward, i.q, None, None, i.out, "auto" if i.k_scale is None else "fp8", i.k_cache, i.v_cache, i.block_table,
+        i.cu_seqlens_q, i.seq_lens, i.max_seq_len, i.max_query_len, i.k_scale, i.v_scale,
+        sliding_window=i.window, sm_scale=i.scale, sinks=i.sinks,
+    )  # fmt: skip
 
 
 @VLLM.kernel(
@@ -581,7 +474,7 @@ def _backend(
     layer: Any,
     sinks: Tensor | None,
     **settings: Any,
-) -> Callable[[], Tensor]:
+) -> Callable[[], None]:
     """A backend's own call, with the metadata that its builder makes for a model of one attention ``layer``.
 
     Its cache has each token's key and value side by side: both are copied there before. ``settings``: parts of vLLM's
@@ -631,13 +524,7 @@ def _backend(
     metadata = backend.get_builder_cls()(spec, [], config, device).build(0, described)
     cache = torch.cat((i.k_cache, i.v_cache), -1).transpose(1, 2)  # [num_blocks, num_kv_heads, block_size, 2 head_size]
     unused = i.q.new_empty(0)
-
-    def call() -> Tensor:
-        implementation.forward(layer, i.q, unused, unused, cache, metadata, i.out)
-        out: Tensor = i.out
-        return out
-
-    return call
+    return functools.partial(implementation.forward, layer, i.q, unused, unused, cache, metadata, i.out)
 
 
 _LAYER = "model.layers.0.self_attn.attn"
@@ -649,13 +536,14 @@ _LAYER = "model.layers.0.self_attn.attn"
     supports=_stated,
     numerics=_UNIFIED_NUMERICS,
 )
-def triton_backend(i: Any, *, backend: Any, describe: Any, specify: Any, graphs: Any) -> Callable[[], Tensor]:
+def triton_backend(i: Any, *, backend: Any, describe: Any, specify: Any, graphs: Any) -> Callable[[], None]:
     """The backend TRITON_ATTN with its metadata builder, which chooses between whole sequences and segments."""
     return _backend(i, backend, describe, specify, graphs, layer=SimpleNamespace(), sinks=i.sinks)
 
 
 def _stated_by_flash_attention(backend: Any, **others: Any) -> attnfuzz.Supports:
-    """What the backend FLASH_ATTN says of itself, without 8-bit caches, for which it rounds queries and weights."""
+    """The contract that the backend FLASH_ATTN states, without 8-bit caches, for which it rounds queries and
+    weights."""
     return attnfuzz.Supports(
         **_stated_sizes(backend, **others),
         variants=("soft_cap", *_stated_variants(backend)),
@@ -683,7 +571,7 @@ _FLASH_ATTENTION_3 = attnfuzz.Numerics(row_sum="float32", partials="float32", ta
 )
 def flash_attn_backend(
     i: Any, *, backend: Any, describe: Any, specify: Any, graphs: Any, layer_class: Any
-) -> Callable[[], Tensor]:
+) -> Callable[[], None]:
     """The backend FLASH_ATTN with its metadata builder, which schedules FlashAttention 3 ahead."""
     return _backend(
         i, backend, describe, specify, graphs,
@@ -721,7 +609,7 @@ def merge_attn_states(i: Any, *, merge: Any) -> tuple[Tensor, Tensor]:
     gpu_only=True,
 )
 def merge_attn_states_cuda(i: Any, *, merge: Any, _library: str) -> tuple[Tensor, Tensor]:
-    """The same in CUDA, for head sizes of whole 16 bytes, as `merge_attn_states` of vLLM chooses it."""
+    """`merge_attn_states` in CUDA, for head sizes of whole 16 bytes, as vLLM chooses it."""
     merge(i.output, i.output_lse, i.prefix_output, i.prefix_lse, i.suffix_output, i.suffix_lse, None, None)
     return i.output, i.output_lse
 
@@ -757,7 +645,7 @@ def flash_attention_3(i: Any, **others: Any) -> Callable[[], tuple[Tensor, Tenso
     **_FLASH_ATTENTION,
 )
 def flash_attention_3_sinks(i: Any, **others: Any) -> Callable[[], tuple[Tensor, Tensor]]:
-    """The same with `s_aux`, in bfloat16, for up to 64 query heads."""
+    """`flash_attention_3` with `s_aux`, in bfloat16, for up to 64 query heads."""
     return _flash_attention_3(i, i.cu_seqlens_q, i.max_query_len, i.max_seq_len, **others)
 
 
@@ -767,7 +655,7 @@ def flash_attention_3_sinks(i: Any, **others: Any) -> Callable[[], tuple[Tensor,
     **_FLASH_ATTENTION,
 )
 def flash_attention_3_decode(i: Any, **others: Any) -> Callable[[], tuple[Tensor, Tensor]]:
-    """The same for one query token of each sequence."""
+    """`flash_attention_3` for one query token of each sequence."""
     ends = torch.arange(len(i.q) + 1, dtype=torch.int32, device=i.q.device)
     return _flash_attention_3(i, ends, 1, i.block_table.shape[1] * i.block_size, **others)
 
@@ -821,7 +709,6 @@ _QUANTISES = _ops("triton_reshape_and_cache_flash:triton_reshape_and_cache_flash
 @VLLM.kernel(
     CacheWrite(layout=attnfuzz.Choice(("NHD",)), cache=attnfuzz.Choice(("same",))),
     needs={"write": _WRITES},
-    supports=attnfuzz.Supports(),
     gpu_only=True,  # it asks for the capability of the tensors' GPU
 )
 def reshape_and_cache(i: Any, *, write: Any) -> None:
@@ -833,10 +720,9 @@ def reshape_and_cache(i: Any, *, write: Any) -> None:
 @VLLM.kernel(
     CacheWrite(layout=attnfuzz.Choice(("NHD",)), cache=attnfuzz.Choice(("fp8_token", "int8_token"))),
     needs={"quantise": _QUANTISES, "modes": ("vllm.v1.kv_cache_interface:KVQuantMode",)},
-    supports=attnfuzz.Supports(),
 )
 def reshape_and_cache_per_token_head(i: Any, *, quantise: Any, modes: Any) -> None:
-    """The same with a scale for each token and head, `triton_reshape_and_cache_flash_per_token_head_quant`."""
+    """A scale for each token and head, `triton_reshape_and_cache_flash_per_token_head_quant`."""
     mode = modes.INT8_PER_TOKEN_HEAD if i.cache == "int8_token" else modes.FP8_PER_TOKEN_HEAD
     quantise(i.key, i.value, i.k_cache, i.v_cache, i.k_scales, i.v_scales, i.slot_mapping, mode)
 
@@ -848,10 +734,9 @@ def reshape_and_cache_per_token_head(i: Any, *, quantise: Any, modes: Any) -> No
         dtype=attnfuzz.Choice(("bfloat16",) if VLLM.on_gpu() else ("float16", "bfloat16")),
     ),
     needs={"quantise": _QUANTISES, "modes": ("vllm.v1.kv_cache_interface:KVQuantMode",)},
-    supports=attnfuzz.Supports(),
 )
 def reshape_and_cache_int4(i: Any, *, quantise: Any, modes: Any) -> None:
-    """The same in 4 bits, `reshape_and_cache_int4`; zero points are taken out of the scales that it changes.
+    """New tokens in 4 bits, `reshape_and_cache_int4`; zero points are taken out of the scales that it changes.
 
     On a GPU its rotation is in bfloat16, whatever the dtype (`_triton_hadamard_transform`).
     """
@@ -866,11 +751,7 @@ def reshape_and_cache_int4(i: Any, *, quantise: Any, modes: Any) -> None:
         zeros[is_new] = (new & 15).to(torch.uint8)[is_new]
 
 
-@VLLM.kernel(
-    TurboWrite(),
-    needs={"store": _ops("triton_turboquant_store:triton_turboquant_store")},
-    supports=attnfuzz.Supports(),
-)
+@VLLM.kernel(TurboWrite(), needs={"store": _ops("triton_turboquant_store:triton_turboquant_store")})
 def turboquant_store(i: Any, *, store: Any) -> None:
     """New tokens into rows of bytes that hold K and V, `triton_turboquant_store`."""
     store(
@@ -882,7 +763,6 @@ def turboquant_store(i: Any, *, store: Any) -> None:
 @VLLM.kernel(
     TurboDecode(lengths=attnfuzz.Integers(1, 100, likely=(1, 4, 15, 16, 17, 31, 32, 33, 64, 65), least=1, most=4)),
     needs={"decode": _ops("triton_turboquant_decode:triton_turboquant_decode_attention")},
-    supports=attnfuzz.Supports(),
 )
 def turboquant_decode(i: Any, *, decode: Any) -> Callable[[], Tensor]:
     """Decode over such rows, `triton_turboquant_decode_attention`; vLLM has no empty sequences.
@@ -890,16 +770,11 @@ def turboquant_decode(i: Any, *, decode: Any) -> Callable[[], Tensor]:
     In 32 splits, or 4 in the interpreter, where each program of a split takes as long as one that has tokens.
     """
     splits = 32 if VLLM.on_gpu() else 4
-
-    def call() -> Tensor:
-        out: Tensor = decode(
-            i.q, i.cache_rows, i.block_table, i.seq_lens, None, getattr(i, "centroids", None), i.head_size**-0.5,
-            i.key_bits if i.key_bits < 8 else 0, sum(row_parts(i)[:2]), i.value_bits, key_fp8=i.key_bits == 8,
-            norm_correction=i.corrected, PiT=getattr(i, "turn", None), max_num_kv_splits=splits,
-        )  # fmt: skip
-        return out
-
-    return call
+    return functools.partial(
+        decode, i.q, i.cache_rows, i.block_table, i.seq_lens, None, getattr(i, "centroids", None), i.head_size**-0.5,
+        i.key_bits if i.key_bits < 8 else 0, sum(row_parts(i)[:2]), i.value_bits, key_fp8=i.key_bits == 8,
+        norm_correction=i.corrected, PiT=getattr(i, "turn", None), max_num_kv_splits=splits,
+    )  # fmt: skip
 
 
 @VLLM.kernel(
@@ -912,7 +787,6 @@ def turboquant_decode(i: Any, *, decode: Any) -> Callable[[], Tensor]:
         dtype=attnfuzz.Choice(("bfloat16",)),
     ),
     needs={"attend": _ops("xpu_mla_sparse:triton_bf16_mla_sparse_interface")},
-    supports=attnfuzz.Supports(),
 )
 def sparse_mla(i: Any, *, attend: Any) -> Callable[[], tuple[Tensor, Tensor]]:
     """Attention over the slots that the indexer chose, `triton_bf16_mla_sparse_interface`."""
@@ -951,7 +825,6 @@ def _speculative(i: Any, update: Any, *gates: Any, **others: Any) -> Callable[[]
         **_NO_BLOCK,
     ),
     needs={"update": (f"{_FLA}.fused_recurrent:fused_recurrent_gated_delta_rule",)},
-    supports=attnfuzz.Supports(),
 )
 def gated_delta(i: Any, *, update: Any) -> Callable[[], Tensor]:
     """Speculative decoding of a recurrent layer, `fused_recurrent_gated_delta_rule`."""
@@ -961,10 +834,9 @@ def gated_delta(i: Any, *, update: Any) -> Callable[[], Tensor]:
 @VLLM.kernel(
     RecurrentDecode(keeps=attnfuzz.Choice(("each",)), gates=attnfuzz.Choice(("raw",)), **_NO_BLOCK),
     needs={"update": (f"{_FLA}.fused_sigmoid_gating:fused_sigmoid_gating_delta_rule_update",)},
-    supports=attnfuzz.Supports(),
 )
 def gated_delta_sigmoid(i: Any, *, update: Any) -> Callable[[], Tensor]:
-    """The same, which works out the gates, `fused_sigmoid_gating_delta_rule_update`."""
+    """`gated_delta`, which works out the gates: `fused_sigmoid_gating_delta_rule_update`."""
     return _speculative(i, update, i.A_log, i.a[None], i.b[None], i.dt_bias, is_kda=i.per_channel)
 
 
@@ -977,7 +849,6 @@ def gated_delta_sigmoid(i: Any, *, update: Any) -> Callable[[], Tensor]:
         **_NO_BLOCK,
     ),
     needs={"decode": (f"{_FLA}.fused_recurrent:fused_recurrent_gated_delta_rule_packed_decode",)},
-    supports=attnfuzz.Supports(),
 )
 def gated_delta_packed(i: Any, *, decode: Any) -> Callable[[], None]:
     """One token of each sequence, q, k and v side by side, `fused_recurrent_gated_delta_rule_packed_decode`."""
@@ -1003,10 +874,9 @@ _POWERS_OF_TWO: dict[str, Any] = {"head_size": attnfuzz.Choice((16, 64, 128, 512
         "mask": _ops("dcp:mask_dcp_empty_shards_"),
         "context": _ops("dcp:CPTritonContext"),
     },
-    supports=attnfuzz.Supports(),
 )
 def dcp_correct(i: Any, *, correct: Any, mask: Any, context: Any) -> tuple[Tensor, Tensor]:
-    """What each rank makes of its output once it has all log-sum-exps, `correct_attn_out`; these are added here."""
+    """Each rank corrects its output by all log-sum-exps, `correct_attn_out`; these outputs are added here."""
     lses = i.lses.clone()
     if i.empty == "unknown":
         for lse, lens in zip(lses, i.local_lens, strict=True):
@@ -1018,7 +888,6 @@ def dcp_correct(i: Any, *, correct: Any, mask: Any, context: Any) -> tuple[Tenso
 @VLLM.kernel(
     MergeRanks(num_ranks=attnfuzz.Choice((2, 3, 4, 8)), parts=attnfuzz.Choice(("float32",)), **_POWERS_OF_TWO),
     needs={"pack": _ops("dcp:_dcp_a2a_pack_send"), "combine": _ops("dcp:_dcp_a2a_unpack_combine")},
-    supports=attnfuzz.Supports(),
 )
 def dcp_exchange(i: Any, *, pack: Any, combine: Any) -> tuple[Tensor, Tensor]:
     """All-to-all: each rank packs heads for the others, and merges those that it gets (`dcp_a2a_lse_reduce`)."""
@@ -1041,7 +910,6 @@ def dcp_exchange(i: Any, *, pack: Any, combine: Any) -> tuple[Tensor, Tensor]:
         latents=attnfuzz.Choice(("same",)),
     ),
     needs={"forward": _ops("triton_decode_attention:decode_attention_fwd")},
-    supports=attnfuzz.Supports(),
     options={"num_kv_splits": (4, 16)},
 )
 def verify_mla(i: Any, *, forward: Any, num_kv_splits: int) -> Callable[[], None]:
@@ -1054,14 +922,10 @@ def verify_mla(i: Any, *, forward: Any, num_kv_splits: int) -> Callable[[], None
         lengths = (lengths - after).int()
     partial = i.q.new_empty(len(i.q), i.num_heads, num_kv_splits, i.rank + 1, dtype=torch.float32)
     cache = i.kv_cache.view(-1, i.block_size, 1, i.kv_cache.shape[-1])
-
-    def call() -> None:
-        forward(
-            i.q, cache, cache[..., : i.rank], i.out, i.lse, table, lengths, partial, num_kv_splits,
-            i.q.shape[-1] ** -0.5, i.block_size, is_mla=True,
-        )  # fmt: skip
-
-    return call
+    return functools.partial(
+        forward, i.q, cache, cache[..., : i.rank], i.out, i.lse, table, lengths, partial, num_kv_splits,
+        i.q.shape[-1] ** -0.5, i.block_size, is_mla=True,
+    )  # fmt: skip
 
 
 _KIMI = "vllm.models.kimi_k3.nvidia.ops.third_party.kda.fused_recurrent"
@@ -1077,7 +941,6 @@ _KDA: dict[str, Any] = {
 @VLLM.kernel(
     RecurrentDecode(keeps=attnfuzz.Choice(("each",)), **_KDA),
     needs={"update": (f"{_KIMI}:fused_recurrent_kda",)},
-    supports=attnfuzz.Supports(),
 )
 def kda(i: Any, *, update: Any) -> Callable[[], None]:
     """Speculative decoding of Kimi K3's recurrent layers, `fused_recurrent_kda`: q, k and v are parts of one row."""
@@ -1098,7 +961,6 @@ def kda(i: Any, *, update: Any) -> Callable[[], None]:
 @VLLM.kernel(
     RecurrentDecode(tokens=_ONE_TOKEN, keeps=attnfuzz.Choice(("last",)), **_KDA),
     needs={"decode": (f"{_KIMI}:fused_recurrent_kda_packed_decode",)},
-    supports=attnfuzz.Supports(),
 )
 def kda_packed(i: Any, *, decode: Any) -> Callable[[], None]:
     """One token of each sequence, `fused_recurrent_kda_packed_decode`."""

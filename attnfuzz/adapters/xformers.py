@@ -14,8 +14,6 @@ from torch import Tensor
 
 import attnfuzz
 
-__all__ = ["splitk", "splitk_queries"]
-
 XFORMERS = attnfuzz.Engine("xformers", tried=("0.0.35",))
 _FMHA = "xformers.ops.fmha"
 _NEEDS = {
@@ -58,7 +56,7 @@ def splitk(i: Any, *, split_k: int, **needs: Any) -> Callable[[], tuple[Tensor, 
     numerics=_NUMERICS,
 )
 def splitk_queries(i: Any, *, split_k: int, **needs: Any) -> Callable[[], tuple[Tensor, Tensor]]:
-    """The same for several query tokens, as many for each sequence."""
+    """`splitk` for several query tokens, as many for each sequence."""
     return _called(i, i.cu_seqlens_q.diff().tolist(), split_k, **needs)
 
 

@@ -378,8 +378,6 @@ def python_source(tuned: Tuned) -> str:
             *([] if tuned.unseen is None else _figure_lines("it has not seen", tuned.unseen)),
             '"""',
             "",
-            '__all__ = ["CAPABILITY", "DEVICE", "KERNEL", "PROCESSORS", "RANGES", "choose_options"]',
-            "",
             f"KERNEL = {_literal(name)}",
             f"DEVICE = {_literal(machine.name)}",
             f"CAPABILITY = {machine.capability}",

@@ -46,7 +46,8 @@ class LatentDecodeCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=True,
 
     @property
     def scores_read_values(self) -> bool:
-        """Of other recipes the queries are 0 where the latent vector is (`attnfuzz.values.attention`)."""
+        """Whether scores depend on the latent vector: in other recipes the queries are 0 where the latent vector is
+        (`attnfuzz.values.attention`)."""
         return self.values.keys in DRAWN_KEYS and not self.values.needles
 
 

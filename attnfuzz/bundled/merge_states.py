@@ -31,23 +31,6 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Float32
     from torch import Tensor
 
-__all__ = [
-    "BOTH_EMPTY",
-    "FAR_APART",
-    "ONE_EMPTY",
-    "PAIR",
-    "SIDES_EMPTY",
-    "SOME",
-    "LsePairs",
-    "MergeStates",
-    "MergeStatesCase",
-    "MergeStatesInputs",
-    "StateHeads",
-    "StateNumbers",
-    "StatesLayout",
-    "Tokens",
-]
-
 PAIR, SOME = "lse", "some lse"
 ONE_EMPTY, BOTH_EMPTY = Feature("one state empty", role="empty"), Feature("both states empty", role="empty")
 SIDES_EMPTY = Feature("prefix empty", role="empty"), Feature("suffix empty", role="empty")

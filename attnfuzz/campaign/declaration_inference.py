@@ -62,6 +62,7 @@ from attnfuzz.identity.bug import is_refusal, is_told_of_all, lacks_lse
 from attnfuzz.isolation.outcomes import DeadlinePassed, ServiceError
 from attnfuzz.judging.runner import ProblemUnusable, Runner
 from attnfuzz.minimise import minimise
+from attnfuzz.mistake import READ_BEFORE_WRITTEN
 from attnfuzz.oracles.registry import ACCURACY, DEAD_MEMORY, HANG, oracle_of
 from attnfuzz.problems.cases import (
     CASE_TYPES,
@@ -91,7 +92,7 @@ from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.recipes import STRIDE_KINDS, StrideKind
 from attnfuzz.problems.supports import LseKind, LseLayout, Strides, Supports, as_call
-from attnfuzz.verdict import READ_BEFORE_WRITTEN, Failure, Verdict
+from attnfuzz.verdict import Failure, Verdict
 
 _TIMEOUT_S = {"cpu": 3.0, "cuda": 20.0}
 _PATIENCE_S = {"cpu": 180.0, "cuda": 600.0}
@@ -288,7 +289,7 @@ def adopting(numerics: Numerics, named: Mapping[str, str]) -> Numerics:
 
 
 def designs_of(numerics: Numerics, designs: Iterable[Mapping[str, str]]) -> Iterator[Numerics]:
-    """Those of ``designs`` that a kernel with ``numerics`` may be declared as, the likeliest first.
+    """The ``designs`` that a kernel with ``numerics`` may be declared as, the likeliest first.
 
     None that is less likely than one which is declared away: that is what the kernel does, and must not. Nor any of a
     kernel that promises to round less than it may: whoever says that knows what it rounds.
@@ -850,7 +851,7 @@ class _Inference:
             self._leave_out_of("layouts", layouts_of(self.supports), ("wrong", "dies"))
 
     def _values(self, name: str, values: Sequence[Any], outcomes: Sequence[Outcome]) -> dict[Any, _ProbeOutcome]:
-        """Those of ``values`` that are not taken."""
+        """The ``values`` that the kernel does not take, and what became of them."""
         (ordinary,) = getattr(self.point, name)
         found = {}
         for value in values:

@@ -307,7 +307,7 @@ def _have_one_cause(finding: Finding, other: Finding) -> bool:
 
 def _preference(finding: Finding) -> tuple[object, ...]:
     """The rank of a finding among those of one bug. The first is kept: no question, shrunk, confirmed, is seen in one
-    run, needs least, is explained best, is smallest.
+    run, needs least, is explained best, is smallest. What says where all is read from is told before what was read.
 
     What one that has not been shrunk needs is not known, and a reader wants the case that is done with.
     """
@@ -316,7 +316,7 @@ def _preference(finding: Finding) -> tuple[object, ...]:
         finding.is_question,
         finding.shrunk_s is None,
         finding.runs == 0,
-        finding.bug.is_of_relation,
+        finding.bug.is_of_relation and not finding.bug.is_of_all_reads,
         len(kernel_parts(features)),
         len(needs(features)),
         len(most_specific(features)),

@@ -236,7 +236,7 @@ class ProbeCases:
                 yield self.with_lengths(case, lengths, values=values, scale=_NEXT_TO_NOTHING * case.scale)
 
     def permitted(self, cases: Iterable[Case]) -> list[Case]:
-        """Those of ``cases`` that the kernel declares to take."""
+        """The ``cases`` that the kernel declares to take."""
         return [one for one in cases if supports_case(self.declaration.supports, self.declaration.options, one)]
 
 

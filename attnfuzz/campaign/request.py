@@ -63,7 +63,7 @@ class CampaignRequest:
 
     @property
     def judging_oracles(self) -> tuple[OracleName, ...]:
-        """Those that judge: all of them where the user has named none."""
+        """The oracles that judge: all of them where the user has named none."""
         if not self.oracles:
             return DEFAULT_ORACLES
         asked = (name for name in ORACLES if name in self.oracles or KNOWN[name].asked == "always")

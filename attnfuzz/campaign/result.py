@@ -274,7 +274,7 @@ class CampaignResult:
 
     @property
     def idle_oracles(self) -> tuple[OracleName, ...]:
-        """Those asked for by name that had a word on no case: what they would say is not known.
+        """The oracles asked for by name that had a word on no case: what they would say is not known.
 
         All others than relations look at each case.
         """

@@ -218,7 +218,7 @@ def load_searchable(runner: Runner, targets: Sequence[str]) -> list[Declaration]
 
 
 def _device_ids(gpus: Sequence[Gpu]) -> tuple[str, ...]:
-    """Those that workers are pinned to: none where there is but one."""
+    """The ids of the GPUs that workers are pinned to: none where there is but one."""
     return tuple(gpu.id for gpu in gpus) if len(gpus) > 1 else ()
 
 

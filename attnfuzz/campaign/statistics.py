@@ -49,12 +49,12 @@ class Coverage:
 
     @cached_property
     def levels(self) -> tuple[Feature, ...]:
-        """Those that cases have had, one axis after the other."""
+        """The levels that cases have had, one axis after the other."""
         return tuple(level for level in self.space.levels if self.cases_on(level))
 
     @property
     def unmet(self) -> tuple[Feature, ...]:
-        """Those that no case has had, be it that the kernel does not take them."""
+        """The levels that no case has had, whether or not the kernel takes them."""
         return tuple(level for level in self.space.levels if not self.cases_on(level))
 
     def cases(self, one: Feature, other: Feature) -> int:

@@ -56,6 +56,7 @@ from attnfuzz.isolation.outcomes import DeviceLost, ExecutorUnavailable
 from attnfuzz.isolation.process import die_with_parent, why_starved
 from attnfuzz.isolation.zygote_client import Zygote
 from attnfuzz.judging.runner import Runner, start_executor
+from attnfuzz.mistake import READ_BEFORE_WRITTEN
 from attnfuzz.oracles.registry import oracle_of
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.formats import Format, format_of
@@ -64,7 +65,7 @@ from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.strategies.cases import case_lists
 from attnfuzz.strategies.formats import draw_formats, first_formats
 from attnfuzz.strategies.sizes import CPU_SIZES, GPU_SIZES, Sizes
-from attnfuzz.verdict import READ_BEFORE_WRITTEN, Failure, Relations, Verdict, ends_process
+from attnfuzz.verdict import Failure, Relations, Verdict, ends_process
 
 _MOST_TOGETHER = 64
 _LEAST_OF_ROUND = 32

@@ -10,28 +10,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from attnfuzz.cases.facets import Axis, Domain, facets_of
-from attnfuzz.cases.facets.contents import FREED_PAGES
 from attnfuzz.cases.facets.facet import Options
-from attnfuzz.cases.facets.heads import SEVERAL_HEADS
-from attnfuzz.cases.facets.storage import CACHE_STRIDES, DEAD_ROWS, KV_STRIDES_DIFFER, SHARED_PAGES
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.combinations import narrowed
 from attnfuzz.problems.feature import Feature
 from attnfuzz.problems.module import Problem, case_type_of
 from attnfuzz.problems.supports import OptionValue, Supports
-
-__all__ = [
-    "CACHE_STRIDES",
-    "DEAD_ROWS",
-    "FREED_PAGES",
-    "KV_STRIDES_DIFFER",
-    "SEVERAL_HEADS",
-    "SHARED_PAGES",
-    "features",
-    "general_features",
-    "traits",
-    "unusual_values",
-]
 
 
 def features(case: Case, *, supports: Supports | None = None, options: Options | None = None) -> frozenset[Feature]:

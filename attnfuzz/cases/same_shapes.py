@@ -53,7 +53,7 @@ class Twin(NamedTuple):
 
 
 def twins_of(case: Case, *, supports: Supports, options: Options) -> list[Twin]:
-    """Those that a kernel with these ``supports`` and ``options`` takes, first what is told to it as numbers.
+    """The twins that a kernel with these ``supports`` and ``options`` takes, first what is told to it as numbers.
 
     None of a case of a user's own problem, of whose fields nothing is known.
     """

@@ -9,21 +9,14 @@ from typing import Any
 
 import click
 
-from attnfuzz.cli.options import DEVICE, duration
+from attnfuzz.cli.options import DEVICE, budget_option
 from attnfuzz.cli.outcome import Outcome, outcome_of, why_not_judged
 from attnfuzz.cli.output import Refusal, refusing, while_anyone_reads
 
 
 @click.command()
 @click.argument("kernel", metavar="FILE[:NAME]")
-@click.option(
-    "--budget",
-    "budget_s",
-    callback=duration,
-    default="5s",
-    show_default=True,
-    help="How long to search within that declaration.",
-)
+@budget_option("5s", "How long to search within that declaration.")
 @click.option("--device", type=DEVICE, default="auto", show_default=True)
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Seed of that search.")
 def command(kernel: str, **asked: Any) -> Outcome:

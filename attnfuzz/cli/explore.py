@@ -22,8 +22,8 @@ from attnfuzz.cli.options import (
     SHARD,
     TOLERANCE,
     TRUST,
-    duration,
-    number_of_workers,
+    WORKERS,
+    budget_option,
     profile_option,
     refuse_untyped_links,
     writable_file,
@@ -59,17 +59,8 @@ def _compositions(ctx: click.Context, param: click.Parameter, given: tuple[str, 
     help="Also search attention over two parts by KERNEL, merged by MERGE; WRITER+READER: over the cache that a kernel "
     "of CacheWrite wrote. Repeatable.",
 )
-@click.option(
-    "--budget",
-    "budget_s",
-    callback=duration,
-    default="60s",
-    show_default=True,
-    help="Time to search, start-up not included; up to 10 s more until it is known what kernels take.",
-)
-@click.option(
-    "--workers", callback=number_of_workers, default="auto", show_default=True, help="Processes that judge cases."
-)
+@budget_option("60s", "Time to search, start-up not included; up to 10 s more until it is known what kernels take.")
+@WORKERS
 @click.option("--device", type=DEVICE, default="auto", show_default=True)
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Seed of the search; drawn and printed by default.")
 @SHARD

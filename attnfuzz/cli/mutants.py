@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, SHARD, Shard, duration, number_of_workers, writable_file
+from attnfuzz.cli.options import (
+    DEVICE,
+    FILE,
+    KERNEL_HELP,
+    SHARD,
+    Shard,
+    budget_option,
+    number_of_workers,
+    writable_file,
+)
 from attnfuzz.cli.outcome import SHOWN, Outcome
 from attnfuzz.cli.output import Refusal, refusing, while_anyone_reads, write_asked
 
@@ -28,9 +37,7 @@ def _operators(ctx: click.Context, param: click.Parameter, value: tuple[str, ...
 
 @click.command(epilog=KERNEL_HELP)
 @click.argument("kernels", nargs=-1, required=True, metavar="KERNEL...")
-@click.option(
-    "--budget", "budget_s", callback=duration, default="30s", show_default=True, help="Of the hunt for each mutant."
-)
+@budget_option("30s", "Of the hunt for each mutant.")
 @click.option("--jobs", callback=number_of_workers, default="auto", show_default=True, help="Mutants at a time.")
 @click.option("--with", "command", metavar="COMMAND", help="Have a test command kill: 'pytest tests/test_mine.py'.")
 @click.option(
@@ -38,9 +45,6 @@ def _operators(ctx: click.Context, param: click.Parameter, value: tuple[str, ...
     "equivalents",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="List of mutants that nothing can find  [default: equivalent_mutants.toml beside the source]",
-)
-@click.option(
-    "--check-equivalent", "check_equivalents", is_flag=True, help="Hunt these too, to see that nothing finds them."
 )
 @click.option("--operator", "operators", multiple=True, callback=_operators, help="Only mutants of this operator.")
 @click.option("--mutant", "ids", multiple=True, metavar="ID", help="Only this mutant.")
@@ -92,8 +96,8 @@ def command(
 def outcome_of_mutants(measured: MeasuredMutants) -> Outcome:
     """It fails unless every mutant is killed, equivalent or stillborn; missed are those that tests say nothing of."""
     statuses = {outcome.status for _, outcome in measured.outcomes}
-    survived = "survived" in statuses or any(outcome.wrongly for _, outcome in measured.outcomes)
-    return Outcome(judged=len(measured.outcomes) or None, failed=survived, missed="error" in statuses)
+    missed = "error" in statuses
+    return Outcome(judged=len(measured.outcomes) or None, failed="survived" in statuses, missed=missed)
 
 
 def _list(request: MutantsRequest) -> Outcome:

@@ -62,6 +62,8 @@ FILE = _PathName(path_type=Path)
 TRUST = click.option(
     "--trust", is_flag=True, help="Run the kernels that the files name even if they lie outside this project."
 )
+Command = TypeVar("Command", bound=Callable[..., Any])
+
 PYTHON = click.option(
     "--python",
     "pythons",
@@ -153,6 +155,16 @@ def number_of_workers(ctx: click.Context, param: click.Parameter, value: str) ->
     return int(value)
 
 
+WORKERS = click.option(
+    "--workers", callback=number_of_workers, default="auto", show_default=True, help="Processes that judge cases."
+)
+
+
+def budget_option(default: str, help: str) -> Callable[[Command], Command]:
+    """``--budget``, a duration, which the command gets as ``budget_s``."""
+    return click.option("--budget", "budget_s", callback=duration, default=default, show_default=True, help=help)
+
+
 def writable_file(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
     """A path that can be written, so that this does not fail only when all the work is done."""
     if value is None:
@@ -194,8 +206,6 @@ def refuse_untyped_links(folder: Path, parameter: str, option: str) -> None:
     except LinkError as error:
         raise Refusal(f"{error}, or name a folder with {option}") from error
 
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 _NAMES = {"budget": "budget_s", "regressions": "save_folder", "on": "others"}
 """Settings whose option is called differently."""

@@ -51,7 +51,7 @@ class Outcome:
 
     @classmethod
     def of_all(cls, outcomes: Iterable[Outcome]) -> Outcome:
-        """That of a command which runs others; of one that judged nothing at all it is as if it were missed."""
+        """The outcome of a command which runs others; one that judged nothing at all counts as missed."""
         parts = list(outcomes)
         counted = [one.judged for one in parts if one.judged is not None]
         return cls(

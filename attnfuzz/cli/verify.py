@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from attnfuzz.cli.explore import usable_save_folder
-from attnfuzz.cli.options import DEVICE, FILE, duration, number_of_workers
+from attnfuzz.cli.options import DEVICE, FILE, WORKERS, budget_option
 from attnfuzz.cli.outcome import Outcome, outcome_of, why_not_judged
 from attnfuzz.cli.output import Refusal, Undelivered, print_document, refusing, show_error, while_anyone_reads
 from attnfuzz.untrusted_text import only_printable
@@ -31,17 +31,8 @@ _UNPACKED = "attnfuzz-solution-"
 
 @click.command()
 @click.argument("file", metavar="FILE[:NAME]")
-@click.option(
-    "--budget",
-    "budget_s",
-    callback=duration,
-    default="60s",
-    show_default=True,
-    help="Time to search, start-up not included.",
-)
-@click.option(
-    "--workers", callback=number_of_workers, default="auto", show_default=True, help="Processes that judge cases."
-)
+@budget_option("60s", "Time to search, start-up not included.")
+@WORKERS
 @click.option("--device", type=DEVICE, default="auto", show_default=True)
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Seed of the search; drawn and told by default.")
 @click.option("--pedantic", is_flag=True, help="Leave nothing out that the kernel does not declare away.")

@@ -1,7 +1,7 @@
 """A fixed set of cases, put to the kernels of all engines: what passes, what fails, what is not supported. Torch-free.
 
-Each case stands for a feature of inputs, and is judged once, described in the kernel's way. Sets are never changed; a
-new one is a new version.
+Each case stands for a feature of inputs, and is judged once, described in the kernel's way. The set is never changed; a
+new one is a new version, and takes its place.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ def set_file(version: int) -> Path:
     return Path(__file__).parent / f"set-{version}.json"
 
 
-def load_set(version: int = _LATEST) -> ConformanceSet:
-    """The set of a version."""
-    document = msgspec.json.decode(read_data_file(set_file(version), _MOST_BYTES), type=_Document)
+def load_set() -> ConformanceSet:
+    """The set that comes with this version of attnfuzz."""
+    document = msgspec.json.decode(read_data_file(set_file(_LATEST), _MOST_BYTES), type=_Document)
     problems: dict[str, Problem] = {
         place: OpenProblem(place=place, fields=fields) for place, fields in document.problems.items()
     }
@@ -288,7 +288,8 @@ def examine(
 def _outcomes(
     declaration: Declaration, runner: Runner, cases: ConformanceSet, why_not: Callable[[], str]
 ) -> Iterator[ConformanceOutcome]:
-    """Those of all that the kernel's problem has. One that comes twice, as a field's usual value, is judged once."""
+    """The outcomes of all cases that the kernel's problem has. One that comes twice, as a field's usual value, is
+    judged once."""
     known: dict[tuple[bytes, OracleName | None], Verdict] = {}
     for entry in _by_turns(cases.entries):
         try:

@@ -1,4 +1,4 @@
-"""What kernels keep to, whether they promise it or not: the same bits twice, in any batch, in a CUDA graph. Torch-free.
+"""Promises that kernels keep, made or not: the same bits twice, in any batch, in a CUDA graph. Torch-free.
 
 A kernel is judged as one that promises it. What it neither promises nor keeps to is no failure.
 """
@@ -106,7 +106,7 @@ def _no_graphs(declaration: Declaration, device: str) -> tuple[Literal["unsuppor
 
 
 def _batches(name: KeptName, declaration: Declaration, passed: Sequence[Case], device: str) -> Iterator[Case]:
-    """Of one that passed, as many rows as a server has together; of an open problem what there is."""
+    """A case that passed with as many rows as a server has together; of an open problem the cases that there are."""
     bundled = [one for one in passed if isinstance(one, AttentionCase | MergeStatesCase)]
     if not bundled:
         if name != "batch_invariant":

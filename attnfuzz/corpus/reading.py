@@ -69,7 +69,7 @@ class _OpenEnvelope(_Envelope, forbid_unknown_fields=True, kw_only=True):
     fields: dict[str, Field]
 
 
-def load_regression(path: Path, *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> Regression:
+def load_regression(path: Path) -> Regression:
     """Read one file. Raises RegressionError; the file is never changed."""
     try:
         data = read_data_file(path, MAX_FILE_BYTES)
@@ -79,7 +79,7 @@ def load_regression(path: Path, *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> Re
         ) from None
     except OSError as error:
         raise RegressionError(f"{path} cannot be read ({error.strerror}); give a regression file") from None
-    return decode_regression(data, str(path), limit_bytes=limit_bytes)
+    return decode_regression(data, str(path))
 
 
 def decode_regression(data: bytes, source: str, *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> Regression:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from attnfuzz.explaining.operations import MOST_LINES, SourcePlace
-from attnfuzz.verdict import NARROW_OFFSETS, READ_BEFORE_WRITTEN, Failure
+from attnfuzz.mistake import NARROW_OFFSETS, READ_BEFORE_WRITTEN
+from attnfuzz.verdict import Failure
 
 Question = Literal["touched", "narrow", "stored", "stray", "unwritten"]
 """What touches a tensor; which offsets are computed in 32 bits; what writes a tensor; what writes around one, or else

@@ -29,13 +29,13 @@ from attnfuzz.explaining.row import AttentionRow, AveragedRow
 from attnfuzz.inputs.reference import merge_all
 from attnfuzz.isolation.progress import run_is_over
 from attnfuzz.memory.patterns import Fill, poison_value
-from attnfuzz.mistake import K_SCALE, KV_SCALES, V_SCALE, common_to
+from attnfuzz.mistake import K_SCALE, KV_SCALES, LSE_TRANSPOSED, PAST_THE_END, V_SCALE, common_to
 from attnfuzz.numerics import error_ratio
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.wording import row_words
 from attnfuzz.trials.comparison import Comparison, Reference
-from attnfuzz.verdict import LSE_TRANSPOSED, PAST_THE_END, Cause
+from attnfuzz.verdict import Cause
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -182,12 +182,13 @@ def diagnose(
     *,
     nearby: Nearby | None = None,
     weighed: Callable[[], Iterable[AttentionRow]] = tuple,
+    among: Callable[[Cause], bool] | None = None,
 ) -> Diagnosis:
     """What the wrong element `index` of `failed` points to.
 
     `poison`: what dead memory held. `nearby`: makes runs on cases that tell mistakes apart; where it makes none, a
     mistake is told as what may be it. Without, nothing is told. `weighed`: measures the weights of the case's tokens,
-    which is asked for where these runs leave no single mistake.
+    which is asked for where these runs leave no single mistake. `among`: the mistakes that may be it, if not all.
     """
     run_is_over()  # what follows takes a while where much is wrong, and is not the kernel's doing
     case = reference.case
@@ -218,15 +219,15 @@ def diagnose(
             )
             return read or _of_empty(case, failed, number, head)
     if nearby is None:
-        found = Survivors(rows)
+        found = Survivors(rows, among=among)
         found.retell(rows.at((number, head)))
         return Diagnosis("", found.causes, found.maybe)
     runs = _runs_near(case, poison, nearby)
-    found = _left_by(rows, runs)
+    found = _left_by(rows, runs, among)
     if not found.is_settled and found.weigh(list(weighed())):
         for run in runs:
             found.ask(run)
-    if isinstance(case, AttentionCase) and (rows.are_nearly_right or not found.is_settled):
+    if among is None and isinstance(case, AttentionCase) and (rows.are_nearly_right or not found.is_settled):
         found.decide(precision_of(nearby(rounding_cases(case)), poison), rows)
     found.retell(rows.at((number, head)))
     told = found.told()
@@ -355,9 +356,13 @@ def _spread(every: Sequence[T], most: int) -> Sequence[T]:
 class Survivors:
     """The mistakes that give all wrong rows seen so far; fewer with each run that is asked."""
 
-    def __init__(self, rows: _Rows, *, decided: bool = False) -> None:
-        """``decided``: other runs will be asked, so that what fits few numbers is worth asking them about."""
+    def __init__(self, rows: _Rows, *, decided: bool = False, among: Callable[[Cause], bool] | None = None) -> None:
+        """``decided``: other runs will be asked, so that what fits few numbers is worth asking them about.
+
+        ``among``: the mistakes that may be it, none of them a rounding, if not all may.
+        """
         self._decided = decided
+        self._among = among
         self._rows = rows
         self._is_near = False
         self._is_finite = False
@@ -382,9 +387,11 @@ class Survivors:
         found = _given_by_all(wrong)
         self._refuted = _refuted_by(right, found)
         found = {key: one for key, one in found.items() if key not in self._refuted} or found
+        if self._among is not None:
+            found = {key: one for key, one in found.items() if self._among(one.cause)}
         exact = [match for match in found.values() if match.left <= _SAME_BOUNDS]
         roundings: tuple[Cause, ...] = ()
-        if all(isinstance(row, AttentionRow) for row in wrong):
+        if self._among is None and all(isinstance(row, AttentionRow) for row in wrong):
             rounded = _rounded(rows, wrong, right, self._replayed)
             self.maybe = rounded.perhaps()
             roundings = rounded.exactly(of_few=self._decided) if self._decided or not exact else ()
@@ -505,7 +512,9 @@ class Survivors:
         replayed = list(_replays(row, mistakes))
         said = {key: match.cause for key, match in _matched(row, replayed).items()}
         for one in list(said.values()):
-            said.setdefault((one.mistake, _ANYHOW), msgspec.structs.replace(one, way=_ANYHOW))
+            told = {other.words for other in said.values() if other.mistake == one.mistake}
+            words = one.words if len(told) == 1 else IN_GENERAL.get(one.mistake, "")  # one may be a chance
+            said.setdefault((one.mistake, _ANYHOW), msgspec.structs.replace(one, way=_ANYHOW, words=words))
         for made in replayed:
             for i, way in enumerate(made.ways):
                 said.setdefault((made.cause, way), made.as_cause(i))
@@ -577,12 +586,12 @@ class Survivors:
         return said if is_sure or not said else f"perhaps {said}"
 
 
-def _left_by(rows: _Rows, runs: Sequence[_Rows]) -> Survivors:
+def _left_by(rows: _Rows, runs: Sequence[_Rows], among: Callable[[Cause], bool] | None = None) -> Survivors:
     """The mistakes that ``runs`` leave of those of ``rows``."""
-    found = Survivors(rows, decided=True)
+    found = Survivors(rows, decided=True, among=among)
     telling = max(runs, key=lambda run: (run.told_by, run.longest), default=rows)
     if telling.told_by > rows.told_by:  # coincidences are fewer there; but it must be what the case shows
-        other = Survivors(telling, decided=True)
+        other = Survivors(telling, decided=True, among=among)
         other.ask(rows)
         found = other if other.causes and other.is_borne_out else found
     for run in runs:

@@ -38,6 +38,7 @@ from attnfuzz.explaining.row import Query
 from attnfuzz.explaining.weights import MAX_PLACES, MAX_WEIGHTS, Weights, measure, settle_keys, without_keys
 from attnfuzz.explaining.words import joined, scope
 from attnfuzz.memory.patterns import bits
+from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
 from attnfuzz.problems.open_cases import OpenCase, ProblemError
 from attnfuzz.problems.wording import number, ranges
@@ -45,7 +46,7 @@ from attnfuzz.trials.observation import KernelRaised
 from attnfuzz.untrusted_text import text_of, type_name
 from attnfuzz.values import LogicalAttention
 from attnfuzz.values.tokens import values_on
-from attnfuzz.verdict import Blame, Cause, OracleName
+from attnfuzz.verdict import Blame, Cause
 
 _MOST_GROUPS = 3
 

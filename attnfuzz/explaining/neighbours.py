@@ -248,13 +248,14 @@ def rounding_cases(case: AttentionCase) -> Iterator[AttentionCase]:
     if alone.kv is not None:
         of_k = alone.kv.head_scales(case.num_kv_heads, plain.seed).k[0]
         plain, of_signs = _with_exponent(plain, plain.logit_exponent - math.log2(of_k)), of_signs * of_k
+    fine = msgspec.structs.replace(plain, keys="fine")  # of so many bits that fewer show in the scores
     recipes: tuple[tuple[int, Values], ...] = (
         (1, plain),
         (_WHOLE_TILES, _with_exponent(plain, -math.log2(of_signs), keys="equal", values="fine")),
-        (_ONE_TILE, msgspec.structs.replace(plain, logit_exponent=min(plain.logit_exponent + 1, MAX_LOGIT_EXPONENT))),
+        (_ONE_TILE, msgspec.structs.replace(fine, logit_exponent=min(plain.logit_exponent + 1, MAX_LOGIT_EXPONENT))),
         (_WHOLE_TILES, _with_exponent(plain, math.log2(_FALL / (4 * of_signs)), keys="falling", values="fine")),
         (3 * _ONE_TILE, msgspec.structs.replace(plain, values="positions")),
-        (_MOST_KEYS, plain),
+        (_MOST_KEYS, fine),
     )
     of_power_of_2 = (1.0, _ANOTHER_SCALE) if math.frexp(case.scale)[0] in (0.5, -0.5) else (1.0,)  # it rounds nothing
     for length, values in recipes:

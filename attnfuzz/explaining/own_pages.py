@@ -23,9 +23,10 @@ from attnfuzz.explaining.explanation import in_words
 from attnfuzz.explaining.own_problems import AskedProblem, is_given
 from attnfuzz.explaining.reruns import Reruns, Results
 from attnfuzz.inputs.open_module import Target
+from attnfuzz.mistake import PAST_THE_END
 from attnfuzz.problems.fields import Integer, Seed
 from attnfuzz.problems.open_cases import OpenCase, implementation_of
-from attnfuzz.verdict import PAST_THE_END, Cause
+from attnfuzz.verdict import Cause
 
 _OTHER_SEEDS = (1, 2)
 _MORE = (5, 40)

@@ -20,11 +20,11 @@ from attnfuzz.explaining.low_precision import TILES
 from attnfuzz.explaining.mistakes import Family, Predicted, family
 from attnfuzz.explaining.row import AttentionRow, Query
 from attnfuzz.inputs.reference import row_weights
-from attnfuzz.mistake import K_SCALE, KV_SCALES, V_SCALE
+from attnfuzz.mistake import K_SCALE, KV_SCALES, PAST_THE_END, V_SCALE
 from attnfuzz.problems.block_table import block_table_rows, num_blocks, physical_pages
 from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase, has_query_lens
 from attnfuzz.problems.wording import plural, row_words
-from attnfuzz.verdict import MOST_PLACES, PAST_THE_END
+from attnfuzz.verdict import MOST_PLACES
 
 OF_PADDING = "a padding row, numbered as its sequence"
 """The way of reading another query in which that is nobody's."""
@@ -516,6 +516,10 @@ def through_the_table(row: AttentionRow) -> Iterator[Predicted]:
         ),
     ]
     flat, needed = [entry for entries in table for entry in entries], -(-max(case.seq_lens) // size)
+    if case.num_seqs > 1:  # of the first sequence it is the page's number
+        place = f"{len(own)} x the sequence + the page"
+        words = f"the place of an entry in the block table, {place}, is taken for what it holds"
+        rules.append(("the place of an entry", words, lambda t: len(own) * row.seq + t // size))
     if needed < len(own):
         words = f"rows {of} are taken to be {needed} long, as the longest sequence needs, not {len(own)}"
         rules.append(("rows as long as needed", words, lambda t: flat[row.seq * needed + t // size]))
@@ -534,7 +538,11 @@ def through_the_table(row: AttentionRow) -> Iterator[Predicted]:
         is_outside = not all(0 <= page < num_blocks(case) for page in pages)
         is_unknown = None in slots and not math.isfinite(row.poison)
         is_nowhere = not any(slots)  # dead memory is alike everywhere, so that no place is borne out
-        if is_outside or is_unknown or is_nowhere or slots == [(row.seq, t) for t in positions]:
+        if slots == [(row.seq, t) for t in positions]:
+            continue
+        if is_outside or is_unknown or is_nowhere:
+            if math.isfinite(row.poison):  # where that is NaN, all of it would be given by NaN
+                yield Predicted(torch.full_like(row.expected, torch.nan), math.nan, way, words)
             continue
         k, v = (_in_slots(row, of_seq, slots) for of_seq in (row.keys_of, row.values_of))
         yield from _elsewhere(row, k, v, way, words)

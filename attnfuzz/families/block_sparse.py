@@ -17,8 +17,6 @@ import attnfuzz
 from attnfuzz import Choice, Expected, Integer, Integers, TensorSpec
 from attnfuzz.problems.wording import plural
 
-__all__ = ["BlockSparse"]
-
 
 class BlockSparse(attnfuzz.PagedProblem):
     """``query_len``: query tokens of each sequence, the last of its ``lengths``. ``sparse_block``: tokens of a block,
@@ -128,7 +126,7 @@ class BlockSparse(attnfuzz.PagedProblem):
         }
 
     def where_is(self, case: Any, name: str, index: tuple[int, ...]) -> str:
-        """Of a result, up to where its row sees."""
+        """Up to which key the row of a result sees."""
         if name != "out":
             return super().where_is(case, name, index)
         seq, token = divmod(index[0], case.query_len)

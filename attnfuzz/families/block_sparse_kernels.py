@@ -10,8 +10,6 @@ import attnfuzz
 from attnfuzz.families.block_sparse import BlockSparse
 from attnfuzz.kernels.paged import launch_blocks
 
-__all__ = ["block_sparse", "block_sparse_eager"]
-
 
 @attnfuzz.kernel(BlockSparse())
 def block_sparse(inputs: Any) -> None:

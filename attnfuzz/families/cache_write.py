@@ -21,8 +21,6 @@ from attnfuzz import Choice, Expected, Integer, Seed, TensorSpec
 from attnfuzz.families.formats import FORMATS, LEAST_SCALE, SCALE_ERROR, Between, rotation
 from attnfuzz.numerics.rounded import Rounded, exactly
 
-__all__ = ["CacheWrite", "one_token_is_kept"]
-
 _FORMATS = {"fp8": "float8_e4m3fn", "fp8_token": "float8_e4m3fn", "int8_token": "int8"}
 _PACKED = {"int4_token": FORMATS["int4"], "int4_rotated": FORMATS["int4"], "nvfp4": FORMATS["nvfp4"]}
 _LARGEST = {"float8_e4m3fn": 448.0, "int8": 127.0}
@@ -151,7 +149,7 @@ class CacheWrite(attnfuzz.Problem):
         return {name: _scattered(case, tensors, name, new) for name, new in _by_token(case, tensors).items()}
 
     def mistakes(self, case: Any, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
-        """Of slots that are none, of scales, and of the rotation by positions."""
+        """Mistakes about slots that are none, scales, and the rotation by positions."""
         found: dict[str, dict[str, Any]] = {}
         slots, last = tensors["slot_mapping"], len(tensors["k_cache"]) * case.block_size - 1
         if bool((slots < 0).any()):
@@ -198,7 +196,8 @@ class CacheWrite(attnfuzz.Problem):
 
 @attnfuzz.oracle
 def one_token_is_kept(run: Any) -> str | None:
-    """Of tokens with one slot, each head of K and of V holds what belongs to one of them, scales included."""
+    """Where several tokens have one slot, each head of K and of V holds what belongs to one of them, scales
+    included."""
     case, tensors = run.case, vars(run.inputs)
     if getattr(case, "repeats", "") != "other":
         return None
@@ -244,7 +243,7 @@ def _rotated(case: Any, key: Rounded, tensors: Mapping[str, Tensor]) -> Rounded:
 
 
 def _by_token(case: Any, tensors: Mapping[str, Tensor]) -> dict[str, Rounded]:
-    """What belongs to each token in each tensor that is written, ``[tokens, num_kv_heads, ...]``."""
+    """The numbers of each token in each tensor that is written, ``[tokens, num_kv_heads, ...]``."""
     found: dict[str, Rounded] = {}
     for kind, name in (("k", "key"), ("v", "value")):
         new = exactly(tensors[name])

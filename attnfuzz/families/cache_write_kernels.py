@@ -9,18 +9,17 @@ import torch
 from torch import Tensor
 
 import attnfuzz
-from attnfuzz.families.cache_write import CacheWrite, one_token_is_kept
+from attnfuzz.families.cache_write import CacheWrite
+from attnfuzz.families.cache_write import one_token_is_kept as one_token_is_kept
 from attnfuzz.families.formats import rotation
 from attnfuzz.kernels.cache import launch
-
-__all__ = ["cache_write", "cache_write_eager", "one_token_is_kept"]
 
 _ROTARY = attnfuzz.Choice(("none", "neox", "gptj"))
 _TIES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 
 
 class _Part(NamedTuple):
-    """What is written of K or of V, places of a page before heads."""
+    """The part of K or of V that is written, places of a page before heads."""
 
     new: Tensor
     cache: Tensor
@@ -107,7 +106,7 @@ def _rotated(inputs: Any, rows: Tensor, table: Tensor) -> Tensor:
 
 
 def _parts(inputs: Any) -> Iterator[_Part]:
-    """Of K and of V."""
+    """One part of K and one of V."""
     for name, new in (("k", inputs.key), ("v", inputs.value)):
         scale = getattr(inputs, f"{name}_scales", getattr(inputs, f"{name}_scale", None))
         parts = [getattr(inputs, f"{name}_cache"), scale, getattr(inputs, f"{name}_zeros", None)]

@@ -15,19 +15,6 @@ from torch import Tensor
 
 from attnfuzz.numerics.rounded import Rounded
 
-__all__ = [
-    "FORMATS",
-    "LEAST_SCALE",
-    "SCALE_ERROR",
-    "Between",
-    "PackedFormat",
-    "Written",
-    "latent_row_size",
-    "latent_rows",
-    "parts_of_latents",
-    "rotation",
-]
-
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _E2M1_TIES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 LEAST_SCALE = 1e-6
@@ -37,7 +24,7 @@ SCALE_ERROR = 2.0**-21
 
 
 class Between(NamedTuple):
-    """What a right kernel may have: one number, where ``low`` and ``high`` are equal."""
+    """The numbers that a right kernel may have: one, where ``low`` and ``high`` are equal."""
 
     low: Tensor
     high: Tensor
@@ -48,7 +35,7 @@ class Between(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What may be stored of the numbers of tokens and heads, and the ``numbers`` that it stands for."""
+    """Codes, scales and zero points that may be stored of tokens and heads, and the ``numbers`` they stand for."""
 
     packed: Between
     scales: Between

@@ -18,8 +18,6 @@ from torch import Tensor
 import attnfuzz
 from attnfuzz import Choice, Expected, Integer, Integers, Seed, TensorSpec
 
-__all__ = ["History", "steps_of"]
-
 _OF_STEP = ("q", "k", "v", "slots", "table", "lens", "starts", "out")
 
 
@@ -33,7 +31,7 @@ class _Entry(NamedTuple):
 
 
 class History(attnfuzz.Problem):
-    """Of step i there are ``q<i>``, ``k<i>`` and ``v<i>`` of the new tokens, ``slots<i>``, into which these go,
+    """Step i has ``q<i>``, ``k<i>`` and ``v<i>`` of the new tokens, ``slots<i>``, into which these go,
     ``table<i>``, ``lens<i>`` (with the new tokens) and ``starts<i>`` (cumulated new tokens) of the sequences, and
     ``out<i>``; ``k_cache`` and ``v_cache`` ``[pages, block_size, num_kv_heads, head_size]`` are all steps'. `steps_of`
     gives a namespace for each. A new token sees all before it and itself.
@@ -150,7 +148,7 @@ def _slots(case: Any, one: _Entry) -> list[int]:
 
 
 def _batches(case: Any) -> list[list[_Entry]]:
-    """What a scheduler makes of the requests, one batch for each step in which there is anything to do."""
+    """The batches that a scheduler makes of the requests, one for each step in which there is anything to do."""
     chance = random.Random(case.seed)
     free = list(range(_num_pages(case)))
     chance.shuffle(free)

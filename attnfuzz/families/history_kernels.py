@@ -11,8 +11,6 @@ from attnfuzz.families.history import History, steps_of
 from attnfuzz.kernels.cache import launch
 from attnfuzz.kernels.paged.launch_attention import paged_attention
 
-__all__ = ["history", "history_eager"]
-
 
 @attnfuzz.kernel(History())
 def history(inputs: Any) -> None:

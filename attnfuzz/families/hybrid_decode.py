@@ -16,8 +16,6 @@ from torch import Tensor
 import attnfuzz
 from attnfuzz import Choice, Expected, Integer, TensorSpec
 
-__all__ = ["HybridDecode"]
-
 
 class HybridDecode(attnfuzz.PagedProblem):
     """``chunk``: tokens of a chunk; 0 for none. ``block_size``: tokens of a page, which the table names."""

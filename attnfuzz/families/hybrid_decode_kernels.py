@@ -10,8 +10,6 @@ import attnfuzz
 from attnfuzz.families.hybrid_decode import HybridDecode
 from attnfuzz.kernels.hybrid import launch
 
-__all__ = ["hybrid_decode", "hybrid_decode_eager"]
-
 
 @attnfuzz.kernel(HybridDecode())
 def hybrid_decode(inputs: Any) -> None:

@@ -16,8 +16,6 @@ from torch import Tensor
 import attnfuzz
 from attnfuzz import Choice, Expected, Integer, Integers, Seed, TensorSpec
 
-__all__ = ["IndexerTopk", "chosen_scores"]
-
 _NO_PLACE = torch.finfo(torch.float32).min
 """In place of a sentinel; NaN counts as -inf, and an index that is none, or stands there for a second time, as inf."""
 

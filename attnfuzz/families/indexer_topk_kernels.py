@@ -11,8 +11,6 @@ import attnfuzz
 from attnfuzz.families.indexer_topk import IndexerTopk, chosen_scores
 from attnfuzz.kernels.latent import launch
 
-__all__ = ["indexer_topk", "indexer_topk_eager"]
-
 
 @attnfuzz.kernel(IndexerTopk())
 def indexer_topk(inputs: Any) -> Tensor:

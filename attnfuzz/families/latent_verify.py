@@ -17,8 +17,6 @@ import attnfuzz
 from attnfuzz import Choice, Expected, Integer, Integers, Seed, TensorSpec
 from attnfuzz.families.formats import FORMATS, latent_row_size, latent_rows, parts_of_latents
 
-__all__ = ["LatentVerify"]
-
 _MOST_PARTIALS = 32
 _DEQUANTISED = attnfuzz.Numerics(dequantised="input")
 _SMALLEST = (2.0**-13, 2.0**-13)
@@ -141,7 +139,7 @@ class LatentVerify(attnfuzz.Problem):
         return found if case.lse else {"out": found["out"]}
 
     def mistakes(self, case: Any, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
-        """Of what new tokens see, and of the parts of a row."""
+        """Mistakes about what new tokens see, and about the parts of a row."""
         rope = torch.arange(tensors["q"].shape[-1], device="cpu") >= case.rank
         found: dict[str, dict[str, Any]] = {
             "scores leave out the rotary part": {"q": tensors["q"].masked_fill(rope, 0)},

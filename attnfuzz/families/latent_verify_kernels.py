@@ -11,8 +11,6 @@ from attnfuzz.families.formats import latent_rows, parts_of_latents
 from attnfuzz.families.latent_verify import LatentVerify
 from attnfuzz.kernels.latent import launch
 
-__all__ = ["latent_verify", "latent_verify_eager"]
-
 
 @attnfuzz.kernel(LatentVerify())
 def latent_verify(inputs: Any) -> None:

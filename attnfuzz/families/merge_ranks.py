@@ -18,8 +18,6 @@ from attnfuzz import Choice, Expected, Integer, Integers, Seed, TensorSpec
 from attnfuzz.numerics.arithmetic import EXP_ERROR, FLOAT32_ROUNDOFF, LOG_ERROR
 from attnfuzz.numerics.rounded import Rounded, exactly
 
-__all__ = ["MergeRanks"]
-
 _FAR = 192.0
 """exp and exp2 of it leave float32 on either side."""
 _QUOTIENT = 4 * FLOAT32_ROUNDOFF
@@ -146,7 +144,7 @@ class MergeRanks(attnfuzz.Problem):
         return found if case.lse else {"out": found["out"]}
 
     def mistakes(self, case: Any, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
-        """Of the weights, of the ranks that have any, and of the log-sum-exp."""
+        """Mistakes about weights, the ranks that have any, and the log-sum-exp."""
         other = ("as base 2", "powers of 2 of natural log-sum-exps") if case.base == "e" else ("as base e", _NATURAL)
         weights = {"alike": "ranks weigh alike", other[0]: f"weights are {other[1]}"}
         found: dict[str, dict[str, Any]] = {

@@ -12,8 +12,6 @@ import attnfuzz
 from attnfuzz.families.merge_ranks import MergeRanks
 from attnfuzz.kernels.merge import launch
 
-__all__ = ["merge_ranks", "merge_ranks_eager"]
-
 
 @attnfuzz.kernel(MergeRanks())
 def merge_ranks(inputs: Any) -> tuple[Tensor, Tensor]:

@@ -16,8 +16,6 @@ import attnfuzz
 from attnfuzz import Choice, Expected, TensorSpec
 from attnfuzz.families.formats import FORMATS, PackedFormat, rotation
 
-__all__ = ["PackedDecode"]
-
 _ROTATED = attnfuzz.Numerics(query="scaled")
 """A rotated query is rounded to the dtype of q, as one times the scale is."""
 _SUM_ERROR = 2.0**-20
@@ -150,7 +148,8 @@ class PackedDecode(attnfuzz.PagedProblem):
         return found
 
     def _scaled_weights(self, case: Any, tensors: Mapping[str, Tensor], v: Sequence[Tensor]) -> Tensor:
-        """What is lost below the smallest number of q's dtype, where scales of V are multiplied into the weights.
+        """The error of what is lost below the smallest number of q's dtype, where scales of V are multiplied into the
+        weights.
 
         The largest weight is 1 before they are divided by their sum, which is 1 at least.
         """
@@ -165,7 +164,7 @@ class PackedDecode(attnfuzz.PagedProblem):
     def _folded_zeros(
         self, case: Any, tensors: Mapping[str, Tensor], q: Tensor, k: Sequence[Tensor], v: Sequence[Tensor]
     ) -> Tensor:
-        """What float32 loses where codes and zero points are summed apart, as vLLM's kernel does: one from the other.
+        """The error of float32 where codes and zero points are summed apart, as vLLM's kernel does: one from the other.
 
         The two sums cancel, and each is as large as a code and its zero point are; ``q`` is scaled.
         """
@@ -199,7 +198,8 @@ class PackedDecode(attnfuzz.PagedProblem):
 
 
 def _in_squares(scales: Tensor) -> Tensor:
-    """What is read where scales lie as tensor cores read them: of four tokens and four blocks, the block goes first."""
+    """The scales that are read where they lie as tensor cores read them: of four tokens and four blocks, the block goes
+    first."""
     pages, size, heads, blocks = scales.shape
     squares = _bytes(scales).view(pages, size // 4, 4, heads, blocks // 4, 4)
     return squares.transpose(2, 5).reshape(scales.shape).view(scales.dtype)

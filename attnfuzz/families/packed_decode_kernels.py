@@ -12,8 +12,6 @@ from attnfuzz.families.formats import rotation
 from attnfuzz.families.packed_decode import PackedDecode
 from attnfuzz.kernels.cache import launch
 
-__all__ = ["packed_decode", "packed_decode_eager"]
-
 
 @attnfuzz.kernel(PackedDecode())
 def packed_decode(inputs: Any) -> None:

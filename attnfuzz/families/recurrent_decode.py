@@ -22,8 +22,6 @@ import attnfuzz
 from attnfuzz import Choice, Expected, Integer, Integers, Seed, TensorSpec
 from attnfuzz.numerics.rounded import Rounded, exactly
 
-__all__ = ["RecurrentDecode"]
-
 _EPSILON = 1e-6
 """Below the root of what q and k are divided by."""
 _LINEAR_FROM = 20.0
@@ -166,7 +164,7 @@ class RecurrentDecode(attnfuzz.Problem):
         return {name: results.expected() for name, results in found.items()}
 
     def mistakes(self, case: Any, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
-        """Of the formula, of the keys of a head, of gates, and of the slot from which a sequence begins."""
+        """Mistakes about the formula, the keys of a head, gates, and the slot from which a sequence begins."""
         found: dict[str, dict[str, Any]] = {
             "the state decays after it was corrected, not before": {"step": "decays last"},
             "what the state says of a key is taken before it decays": {"step": "asked before it decays"},

@@ -10,8 +10,6 @@ import attnfuzz
 from attnfuzz.families.recurrent_decode import RecurrentDecode
 from attnfuzz.kernels.recurrent import launch
 
-__all__ = ["recurrent_decode", "recurrent_decode_eager"]
-
 
 @attnfuzz.kernel(RecurrentDecode())
 def recurrent_decode(inputs: Any) -> None:

@@ -17,8 +17,6 @@ import attnfuzz
 from attnfuzz import Choice, Expected, Integer, Integers, Seed, TensorSpec
 from attnfuzz.families.formats import latent_row_size, latent_rows, parts_of_latents
 
-__all__ = ["SparseDecode"]
-
 _INT_MIN, _INT_MAX = -(1 << 31), (1 << 31) - 1
 
 
@@ -131,7 +129,7 @@ class SparseDecode(attnfuzz.Problem):
         return found if case.lse else {"out": found["out"]}
 
     def mistakes(self, case: Any, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
-        """Of indices that are none, of repeats, of lengths, and of what a row's numbers are."""
+        """Mistakes about indices that are none, repeats, lengths, and what a row's numbers are."""
         lists, slots = tensors["indices"], len(tensors["kv_cache"])
         is_valid = (lists >= 0) & (lists < slots)
         places = torch.arange(lists.shape[1], device="cpu")

@@ -11,9 +11,6 @@ from attnfuzz.families.formats import latent_rows, parts_of_latents
 from attnfuzz.families.sparse_decode import SparseDecode
 from attnfuzz.kernels.latent import launch
 
-__all__ = ["sparse_decode", "sparse_decode_auto", "sparse_decode_eager"]
-
-
 _OPTIONS = {"num_splits": (3, 1, 2, 5), "tile": (32, 16)}
 
 
@@ -32,7 +29,7 @@ def sparse_decode(inputs: Any, **options: Any) -> None:
 
 @attnfuzz.kernel(SparseDecode(), supports=attnfuzz.Supports(graph_replay=True))
 def sparse_decode_auto(inputs: Any) -> None:
-    """The same as the wrapper plans it, by the size of the batch and of the GPU."""
+    """Sparse decode as the wrapper plans it, by the size of the batch and of the GPU."""
     sparse_decode.function(inputs)
 
 

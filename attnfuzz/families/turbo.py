@@ -18,8 +18,6 @@ import attnfuzz
 from attnfuzz import Choice, Expected, Integer, Seed, TensorSpec
 from attnfuzz.families.formats import rotation
 
-__all__ = ["TurboDecode", "TurboWrite", "codes_of", "packed_codes", "row_parts", "split_row"]
-
 _ERROR = 2.0**-19
 """Of what a kernel works out in float32 of a row, against the sum of its sizes."""
 _LEAST_STEP = 1e-8
@@ -47,7 +45,7 @@ def row_parts(case: Any) -> list[int]:
 
 
 def split_row(rows: Tensor, case: Any) -> tuple[Tensor, ...]:
-    """Those parts of rows."""
+    """The parts of rows that `row_parts` counts."""
     ends = tuple(itertools.accumulate(row_parts(case)[:-1]))
     return torch.tensor_split(rows, ends, dim=-1)
 
@@ -61,7 +59,7 @@ def _centroids(case: Any) -> Tensor:
 
 
 def _turn(case: Any) -> Tensor:
-    """What a row is multiplied with before it is told by centroids; its length stays."""
+    """The matrix that a row is multiplied with before it is told by centroids; its length stays."""
     turn = rotation(case.head_size)
     return turn.div(turn[0].square().sum().sqrt()).float()
 

@@ -10,8 +10,6 @@ from torch import Tensor
 import attnfuzz
 from attnfuzz.families.turbo import TurboDecode, TurboWrite, codes_of, packed_codes, split_row
 
-__all__ = ["turbo_decode_eager", "turbo_write_eager"]
-
 
 @attnfuzz.kernel(TurboDecode())
 def turbo_decode_eager(inputs: Any) -> None:

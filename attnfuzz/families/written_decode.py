@@ -16,8 +16,6 @@ from attnfuzz import Choice, Expected, TensorSpec
 from attnfuzz.families.formats import FORMATS
 from attnfuzz.numerics.rounded import Rounded, exactly
 
-__all__ = ["WrittenDecode"]
-
 
 class WrittenDecode(attnfuzz.PagedProblem):
     """``cache_format``: in which the tokens are written and read. ``k_global`` and ``v_global [1]``: of NVFP4."""

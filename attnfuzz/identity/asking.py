@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from attnfuzz.cases.features import KV_STRIDES_DIFFER, SHARED_PAGES
+from attnfuzz.cases.facets.storage import KV_STRIDES_DIFFER, SHARED_PAGES
 from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs
 from attnfuzz.identity.features import case_features, kernel_parts, needs_numbers, widened
 from attnfuzz.identity.nearby_cases import (
@@ -104,7 +104,8 @@ def _is_cured_by(bug: Bug, suspect: FailingCase, run: _Runs) -> bool:
 
 
 def needs_of(found: FailingCase, needed: frozenset[Feature], known: KnownBugs, run: Run) -> frozenset[Feature]:
-    """What of ``needed`` the failure of ``found``, a smallest case, needs: a neighbour without the rest fails too.
+    """The part of ``needed`` that the failure of ``found``, a smallest case, needs: a neighbour without the rest fails
+    too.
 
     Besides, what only another case tells: that it passes with a value which kernels are often written for.
     """

@@ -1,4 +1,4 @@
-"""What is known of a bug, which failures it predicts, and which findings are one bug. Torch-free.
+"""Bugs that are known, which failures they predict, and which findings are one bug. Torch-free.
 
 A cause that was told decides: a failure has among its causes every mistake that gives its very result. Of two accesses
 to memory that the kernel must leave alone, so does the line, where it is the same. Where neither decides, a failure
@@ -34,6 +34,7 @@ from attnfuzz.identity.features import (
 )
 from attnfuzz.judging.leaks import LEAK
 from attnfuzz.mistake import (
+    KEPT_BETWEEN_CALLS,
     PAST_THE_END,
     WITHOUT_WEIGHT,
     are_of_what_was_read,
@@ -46,7 +47,7 @@ from attnfuzz.oracles.registry import RED_ZONE, OracleName, oracle_of
 from attnfuzz.problems.cases import AttentionCase, Case, encode_case
 from attnfuzz.problems.feature import Feature, words_of
 from attnfuzz.problems.repeated import plain_values
-from attnfuzz.verdict import KEPT_BETWEEN_CALLS, REPLACED, RESULT, Cause, Failure, SourceLine, ends_process, is_fault
+from attnfuzz.verdict import REPLACED, RESULT, Cause, Failure, SourceLine, ends_process, is_fault
 
 _FAULTS = ("SIGSEGV", "SIGBUS", "cuda:")
 _OF_STATISTICS = (":size", ":lean", ":factor")
@@ -110,7 +111,7 @@ class Symptom:
 
     @property
     def sort(self) -> str:
-        """What it is that happened: memory or numbers are wrong, by whatever oracle; or something else, and what."""
+        """The sort of harm: memory or numbers are wrong, by whatever oracle; or something else, and what."""
         if self.oracle in ("exception", "hang") or (self.oracle == "crash" and not self.kind.startswith(_FAULTS)):
             return f"{self.oracle}/{self.kind}"
         return ""
@@ -145,12 +146,12 @@ class FailingCase:
 
     @property
     def features(self) -> frozenset[Feature]:
-        """What makes the case more than the simplest one, as far as the failure may need it."""
+        """The features that make the case more than the simplest one, as far as the failure may need it."""
         return failure_features(self.declaration, self.case, self.failure)
 
     @property
     def relations(self) -> tuple[OracleName, ...]:
-        """What has to be asked for, beside the usual oracles, to see the failure again."""
+        """The relations to ask for, beside the usual oracles, to see the failure again."""
         return oracle_of(self.failure.oracle).relations
 
     def with_case(self, case: Case, failure: Failure) -> FailingCase:
@@ -177,7 +178,7 @@ class FailingCase:
 
 
 def failure_features(declaration: Declaration, case: Case, failure: Failure) -> frozenset[Feature]:
-    """What ``failure`` may need of ``case``."""
+    """The features of ``case`` that ``failure`` may need."""
     if failure.oracle == "residuals" and isinstance(case, AttentionCase):  # it has other numbers of its own
         case = msgspec.structs.replace(case, values=plain_values(case, case.seed))
     return case_features(declaration, case)
@@ -240,7 +241,7 @@ class Signature:
 
     @classmethod
     def of(cls, kernel: str, failure: Failure | FindingRecord, features: frozenset[Feature]) -> Signature:
-        """Of roundings, whose exact results depend on orders of summing, features would say nothing."""
+        """The signature of a failure; roundings have no features, since their results depend on orders of summing."""
         symptom = Symptom.of(kernel, failure)
         if mistake_of(failure.cause).is_everywhere:
             return cls(Symptom(kernel, symptom.oracle, failure.cause), frozenset())
@@ -252,7 +253,7 @@ class Signature:
 
 
 class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="known"):
-    """What is known of a bug of ``kernel`` that ``oracle`` sees as ``kind``; one that shows in several ways is several.
+    """A known bug of ``kernel`` that ``oracle`` sees as ``kind``; one that shows in several ways is several.
 
     Also what is known of a failure that may be one, before it is looked into.
 
@@ -284,7 +285,8 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
 
     @classmethod
     def shown_by(cls, kernel: str, said: Failure | FindingRecord, features: frozenset[Feature], **more: Any) -> Bug:
-        """What an oracle tells by what it ``said``, of a case that has ``features``. ``more``: other fields."""
+        """The bug that an oracle tells of by what it ``said`` of a case that has ``features``. ``more``: other
+        fields."""
         symptom = Symptom.of(kernel, said)
         is_of_an_access = symptom.is_fault or symptom.oracle == RED_ZONE.name  # whatever it is of, its line is wrong
         causes = [one.mistake for one in said.causes] if isinstance(said, Failure) else [said.cause]
@@ -303,7 +305,7 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
 
     @classmethod
     def seen_in(cls, failing: FailingCase) -> Bug:
-        """What a failing case tells."""
+        """The bug that a failing case shows."""
         return cls.shown_by(failing.declaration.target, failing.failure, failing.features)
 
     @property
@@ -340,6 +342,11 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
     def is_rounding(self) -> bool:
         """Whether it is known to round, or to have offsets that are too narrow."""
         return bool(self.mistakes) and all(mistake_of(one).is_of_luck for one in self.mistakes)
+
+    @property
+    def is_of_all_reads(self) -> bool:
+        """Whether pages are read where no table said, so that whatever lies there is read, and shows in any way."""
+        return self.mistakes == {_PAGE_IDS}
 
     def is_in_formula_beside(self, fault: Bug) -> bool:
         """Whether its numbers are those of a mistake in the formula, of a part that ``fault`` is not about.
@@ -446,7 +453,7 @@ def _is_of_lse(results: frozenset[str]) -> bool:
 def bugs_shown(
     shown: Iterable[FailingCase], needed: frozenset[Feature], told: FailingCase | None, **more: Any
 ) -> list[Bug]:
-    """What is known of a bug that was seen in all of ``shown``, one for each way in which it showed.
+    """The known bug that was seen in all of ``shown``, one for each way in which it showed.
 
     Only ``told``, the smallest, tells its cause: larger cases have others by chance. ``more``: other fields.
     """
@@ -471,11 +478,11 @@ def _concern_others(one: Bug, other: Bug) -> bool:
 
 
 class HasBug(Protocol):
-    """What is known of a finding, during a campaign or from a file."""
+    """A finding, with the bug that it shows, during a campaign or from a file."""
 
     @property
     def bug(self) -> Bug:
-        """What is known of the bug."""
+        """The bug as far as it is known."""
 
 
 def are_one(a: HasBug, b: HasBug) -> bool:
@@ -513,7 +520,7 @@ def _reads_anywhere(one: Bug, other: Bug) -> bool:
         return False
     if one.mistakes == {PAST_THE_END}:
         return other.symptom.is_fault and not kernel_parts(one.features | other.features)
-    return one.mistakes == {_PAGE_IDS}
+    return one.is_of_all_reads
 
 
 class KnownBugs:

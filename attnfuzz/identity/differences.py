@@ -42,7 +42,7 @@ def _entries(one: msgspec.Struct | Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def differences(case: Case, other: Case) -> Iterator[str]:
-    """What ``other`` has and ``case`` has not, in words."""
+    """Each respect in which ``other`` differs from ``case``, in words."""
     paths = differing(case, other)
     for path in paths:
         if path not in _NUMBERS:
@@ -88,7 +88,7 @@ def others_like(case: Case, *, supports: Supports, options: Options) -> Iterator
 
 
 def _other_numbers(case: Any) -> Iterator[Changes]:
-    """Those in the tensors alone; the same lengths, of other sequences."""
+    """Changes of the numbers in tensors alone; the same lengths, of other sequences."""
     if isinstance(case, AttentionCase):
         yield {"seq_lens": case.seq_lens[::-1]}
         yield {"values": msgspec.structs.replace(case.values, seed=case.values.seed ^ _OTHER_SEED)}

@@ -1,28 +1,23 @@
-"""What a case has that a bug may need, and which of it names a part of a kernel. Torch-free."""
+"""Features of a case that a bug may need, and which of them name a part of a kernel. Torch-free."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
 
 from attnfuzz.bundled.merge_states import BOTH_EMPTY, FAR_APART, ONE_EMPTY, PAIR, SIDES_EMPTY, SOME
-from attnfuzz.cases.facets.heads import GROUPED, RATIO_NOT_POW2, SEVERAL_KV_HEADS
+from attnfuzz.cases.facets.heads import GROUPED, RATIO_NOT_POW2, SEVERAL_HEADS, SEVERAL_KV_HEADS
 from attnfuzz.cases.facets.sequences import SEVERAL_TOKENS
 from attnfuzz.cases.facets.storage import (
+    CACHE_STRIDES,
     FULL_PAGE,
+    KV_STRIDES_DIFFER,
     PARTIAL_PAGE,
     SEVERAL_PAGES,
     SEVERAL_PER_PAGE,
     strided,
     strided_tensor,
 )
-from attnfuzz.cases.features import (
-    CACHE_STRIDES,
-    KV_STRIDES_DIFFER,
-    SEVERAL_HEADS,
-    features,
-    general_features,
-    unusual_values,
-)
+from attnfuzz.cases.features import features, general_features, unusual_values
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.choices import CACHE_TENSORS
@@ -66,7 +61,7 @@ def kernel_parts(features: Features) -> Features:
 
 
 def _implied(features: Set[Feature]) -> set[Feature]:
-    """Those of ``features`` that say no more than another one does in particular."""
+    """The ``features`` that say no more than another one does in particular."""
     found = {general for one in features if (general := one.general) is not None}
     if any(one.field == PAIR for one in features):
         found |= {one for one in features if one in _SIDES or one.field == SOME}
@@ -101,7 +96,8 @@ def needs_numbers(features: Features) -> bool:
 
 
 def essentials(features: Features) -> Features:
-    """What another case has to have as well, to be one of the same bug: every bug may need several tokens or pages."""
+    """The features that another case must have as well, to be one of the same bug: every bug may need several tokens or
+    pages."""
     return kernel_parts(features) or needs(features)
 
 
@@ -135,7 +131,8 @@ def most_specific(features: Features) -> Features:
 
 
 def of_last_digits(features: Features) -> Features:
-    """What a bug is about that changes last digits: luck, and how many digits there are, decide which cases show it."""
+    """The features that a bug which changes last digits is about: luck, and how many digits there are, decide which
+    cases show it."""
     return frozenset(one for one in kernel_parts(features) if one.field not in _OF_DIGITS)
 
 
@@ -145,7 +142,8 @@ def unconditional(features: Features) -> Features:
 
 
 def case_features(declaration: Declaration, case: Case) -> Features:
-    """What makes ``case`` more than the simplest case that the kernel supports, in particular and in general.
+    """The features that make ``case`` more than the simplest case that the kernel supports, in particular and in
+    general.
 
     And what it has not that a kernel may be written for.
     """

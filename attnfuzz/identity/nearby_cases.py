@@ -24,7 +24,7 @@ def simpler_in_one_respect(suspect: FailingCase) -> list[Case]:
 
 
 def with_other_numbers(suspect: FailingCase) -> list[Case]:
-    """Those by which the oracle "residuals" judges a case."""
+    """Cases by which the oracle "residuals" judges a case."""
     case = suspect.case
     changed = repeated(case, "cpu") if isinstance(case, AttentionCase) else ()
     permits = functools.partial(supports_case, suspect.declaration.supports, suspect.declaration.options)

@@ -11,8 +11,6 @@ from attnfuzz.problems.module import Case
 from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.shapes import Role, TensorSpec, strided_layout, strides_of, tensor_specs
 
-__all__ = ["Allocator", "PlainAllocator", "allocate", "role_of", "strided_layout"]
-
 
 @runtime_checkable
 class Allocator(Protocol):

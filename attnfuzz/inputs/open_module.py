@@ -233,7 +233,7 @@ def axes(case: OpenCase, name: str) -> tuple[str, ...]:
 
 
 def dead_words(case: OpenCase, supports: Supports, row: int) -> list[str]:
-    """What holds for each element."""
+    """Sentences that hold for each element."""
     del supports, row
     return [f"what must not matter here: whatever {case.problem}.write leaves out, and what lies around the tensors"]
 

@@ -15,8 +15,6 @@ from attnfuzz.problems.module import Contents as Contents
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.supports import Supports
 
-__all__ = ["Contents", "ProblemModule", "problem_of"]
-
 
 class _OpenModule(ProblemModule):
     """A user's problem writes its inputs itself."""

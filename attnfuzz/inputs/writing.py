@@ -114,7 +114,8 @@ def write_pages(
 
 
 def _kept_tokens(case: PagedDecodeCase, values: LogicalAttention) -> Int64[Tensor, " kept"] | None:
-    """Those whose pages have not been freed; None for all of them. A page that another sequence keeps is written."""
+    """The tokens whose pages have not been freed; None for all of them. A page that another sequence keeps is
+    written."""
     freed = freed_tokens(case)
     if not any(freed):
         return None

@@ -118,7 +118,7 @@ def install(fault_map: FaultMap | None) -> None:
 
 
 def installed() -> FaultMap | None:
-    """That of this process, if somebody will read it."""
+    """The fault map of this process, if somebody will read it."""
     return _installed
 
 

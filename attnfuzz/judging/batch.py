@@ -322,7 +322,7 @@ class Batch:
         return entries + entries_of(declaration, self.asked)
 
     def _expected(self, entry: int) -> Any:
-        """What is expected of an entry; targets in the order of its results."""
+        """The results expected of an entry; targets in the order of its results."""
         found = self._expectations[entry]
         if not isinstance(found, list):
             return found

@@ -185,7 +185,7 @@ class _Judge:
 
     @property
     def _own_oracles(self) -> list[OwnOracle]:
-        """Those of the kernel's own file that are asked."""
+        """The oracles of the kernel's own file that are asked."""
         return [one for one in self.kernel.oracles if {registry.OWN.name, one.name} & set(self.oracles)]
 
     def _guard_of(self, case: Case) -> Guard | None:
@@ -195,7 +195,7 @@ class _Judge:
         return guard_of(self.kernel.declaration, case, self.oracles, self.relations, device=self.device)
 
     def _relations_of(self, case: Case) -> list[Relation]:
-        """Those that have a word on `case` if all else is well."""
+        """The relations that have a word on `case` if all else is well."""
         return chosen(self.kernel.declaration, case, self.oracles, self.relations, device=self.device)
 
     def _along_with(self, case: Case) -> list[Relation]:

@@ -298,7 +298,7 @@ class JudgingService:
             return GrowthReply(raised=f"{type_name(error)}: {text_of(error)}")
 
     def _growth_trial(self, request: GrowthRequest) -> GrowthTrial:
-        """That of the last request if it was for the same case."""
+        """The trial of the last request if it was for the same case."""
         key = request.target, bytes(request.case)
         if self._growth is None or self._growth[0] != key:
             self._growth = key, GrowthTrial(*self._kernel_and_case(request), device=self.device)

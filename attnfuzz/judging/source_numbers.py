@@ -33,7 +33,7 @@ _COMPARED, _NAMED = 3, 1
 
 
 def numbers_in_source(kernel: Kernel) -> tuple[int, ...]:
-    """Those that are found most often, at most `MOST_NUMBERS`, ascending; none where there is no source."""
+    """The numbers that are found most often, at most `MOST_NUMBERS`, ascending; none where there is no source."""
     found = Counter[int]()
     for function in _functions(kernel):
         found.update(_numbers_of(function))

@@ -163,7 +163,7 @@ def access_lines(kernel: Kernel, case: Case, question: Question, tensors: Sequen
 
 
 def _seen_accesses(trial: Trial, question: Question) -> list[Access]:
-    """Those of a run in Triton's interpreter; of narrow offsets, those of runs in which offsets are large."""
+    """The accesses of a run in Triton's interpreter; of narrow offsets, those of runs in which offsets are large."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         return []
     unwritten = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
@@ -175,7 +175,7 @@ def _seen_accesses(trial: Trial, question: Question) -> list[Access]:
 
 
 def _compiled_accesses(trial: Trial) -> list[Access]:
-    """Those in the TTIR of what a run launches on a GPU."""
+    """The accesses in the TTIR of what a run launches on a GPU."""
     with recorded_launches() as launches:
         name_at = _names(trial.first)
     found: list[Access] = []

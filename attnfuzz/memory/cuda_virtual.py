@@ -181,7 +181,7 @@ class CudaVirtualMemory:
 
 @functools.cache
 def virtual_memory(device: int) -> CudaVirtualMemory:
-    """That of a GPU, once per process."""
+    """The virtual memory of a GPU, made once per process."""
     return CudaVirtualMemory(device)
 
 

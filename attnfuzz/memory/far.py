@@ -303,13 +303,13 @@ class FarAllocator:
 
 
 def _own_granules(strips: Sequence[tuple[int, int]], granule: int) -> dict[int, int]:
-    """Those that ``strips`` (start and length in elements) lie in, each with memory of its own."""
+    """The granules that ``strips`` (start and length in elements) lie in, each with memory of its own."""
     found = {i for start, length in strips for i in range(start // granule, (start + length - 1) // granule + 1)}
     return {i: number for number, i in enumerate(sorted(found))}
 
 
 def _shared_granules(starts: Sequence[int], length: int, granule: int) -> dict[int, int]:
-    """Those that rows lie in: a row's memory is that which it would have in a contiguous tensor."""
+    """The granules that rows lie in: a row's memory is that which it would have in a contiguous tensor."""
     found = {}
     for i, start in enumerate(starts):
         moved = (start - i * length) // granule

@@ -300,7 +300,7 @@ class CudaGuardedMemory:
 
 @cache
 def guarded_memory(device: str) -> GuardedMemory:
-    """That on "cpu" or "cuda". Raises `DriverError` where a GPU has none.
+    """The guarded memory on "cpu" or "cuda". Raises `DriverError` where a GPU has none.
 
     Under a limit on address space none of it is kept: a kernel would be refused what blocks that nobody uses take.
     """

@@ -280,7 +280,7 @@ def _sparse_memory(device: int) -> CudaSparseMemory:
 
 
 def sparse_memory() -> CudaSparseMemory:
-    """That of torch's current GPU. Raises `SparseUnavailable`."""
+    """The sparse memory of torch's current GPU. Raises `SparseUnavailable`."""
     try:
         return _sparse_memory(torch.cuda.current_device())
     except DriverError as error:

@@ -9,8 +9,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import msgspec
-
 from attnfuzz.campaign.judge.process_memory import memory_limit
 from attnfuzz.campaign.startup import load_searchable
 from attnfuzz.campaign.workers import cores
@@ -37,8 +35,7 @@ _LEAST_HANG_S = 2.0
 class MutantsRequest:
     """The mutants to measure. ``jobs``: None for one per CPU core. ``operators``, ``ids`` of mutants: all if empty.
 
-    ``command`` takes the place of attnfuzz's search. ``check_equivalents``: also hunt the mutants that are listed as
-    equivalent, to see that none is killed.
+    ``command`` takes the place of attnfuzz's search.
     ``budget_s`` is for one mutant, and for the kernels without one unless ``first_s`` or a ``command`` says otherwise.
     ``known``: what an earlier measurement, of ``earlier_s`` on ``earlier_device``, came to by id of the mutant; these
     are not put to the killer again. ``shard``: of that many equal parts of the mutants, only the one of this number,
@@ -57,7 +54,6 @@ class MutantsRequest:
     oracles: tuple[OracleName, ...] = DEFAULT_ORACLES
     command: str | None = None
     equivalents: Path | None = None
-    check_equivalents: bool = False
     known: Mapping[str, MutantOutcome] = field(default_factory=dict)
     earlier_s: float = 0.0
     earlier_device: str = ""
@@ -102,7 +98,7 @@ def choose_mutants(runner: Runner, request: MutantsRequest) -> tuple[list[Declar
 
 
 def in_shard(mutants: Sequence[Mutant], shard: tuple[int, int]) -> Sequence[Mutant]:
-    """Those of the part ``(number, count)``, number from 1 on."""
+    """The mutants of the part ``(number, count)``, number from 1 on."""
     number, count = shard
     return mutants[number - 1 :: count]
 
@@ -170,7 +166,7 @@ def measure(
                 waiting,
                 folder=folder,
                 jobs=jobs,
-                on_outcome=lambda one, came: hear(one, _as_listed(came, equivalents.reason(one))),
+                on_outcome=hear,
             )
         return measured()
 
@@ -193,19 +189,9 @@ def put_to(killer: Killer, mutants: Sequence[Mutant], *, folder: Path, jobs: int
 
 def _settled(mutant: Mutant, request: MutantsRequest, equivalents: Equivalents) -> MutantOutcome | None:
     """The outcome of a mutant that need not be put to the killer: it is listed as equivalent, or known from before."""
-    reason, known = equivalents.reason(mutant), request.known.get(mutant.id)
-    if reason is not None and not request.check_equivalents:
+    if (reason := equivalents.reason(mutant)) is not None:
         return MutantOutcome(status="equivalent", detail=reason)
-    return None if known is None else _as_listed(known, reason)
-
-
-def _as_listed(outcome: MutantOutcome, reason: str | None) -> MutantOutcome:
-    """The outcome of a mutant that is listed as equivalent for a ``reason``, once the killer has tried it."""
-    if reason is None:
-        return outcome
-    if outcome.status == "killed":
-        return msgspec.structs.replace(outcome, wrongly=True, detail=reason)
-    return MutantOutcome(status="equivalent", seconds=outcome.seconds, cases=outcome.cases, detail=reason)
+    return request.known.get(mutant.id)
 
 
 @contextmanager

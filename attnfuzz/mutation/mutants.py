@@ -238,8 +238,7 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True):
 class MutantOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of one mutant.
 
-    ``detail`` says why it is equivalent, stillborn or an error. ``cases`` were judged in ``seconds``. ``wrongly`` is
-    set on a kill of a mutant that is listed as equivalent.
+    ``detail`` says why it is equivalent, stillborn or an error. ``cases`` were judged in ``seconds``.
     """
 
     status: Status
@@ -247,7 +246,6 @@ class MutantOutcome(msgspec.Struct, frozen=True, kw_only=True):
     cases: int = 0
     kill: Kill | None = None
     detail: str = ""
-    wrongly: bool = False
 
 
 Pair = tuple[Mutant, MutantOutcome]
@@ -293,7 +291,3 @@ class Score:
         """The score of each operator's mutants, by its name."""
         names = sorted({mutant.operator for mutant, _ in self.outcomes})
         return {name: Score(pair for pair in self.outcomes if pair[0].operator == name) for name in names}
-
-    def by_killer(self) -> list[tuple[str, int]]:
-        """How many mutants each oracle killed, or a command or its time limit, the most first."""
-        return Counter(kill.by for kill in self.kills).most_common()

@@ -11,5 +11,3 @@ from attnfuzz.numerics.bounds import Bound as Bound
 from attnfuzz.numerics.bounds import attention_bound as attention_bound
 from attnfuzz.numerics.bounds import error_ratio as error_ratio
 from attnfuzz.numerics.bounds import merge_bound as merge_bound
-
-__all__ = ["Bound", "attention_bound", "error_ratio", "half_smallest_subnormal", "merge_bound", "unit_roundoff"]

@@ -176,7 +176,7 @@ class Arithmetic(NamedTuple):
     tanh: Number = 0.0
 
     def of_rows(self, num_tokens: Float64[Tensor, "*rows"]) -> Arithmetic:
-        """That of rows of so many tokens, with `partial` and `partial_absolute` of all stages together.
+        """The arithmetic of rows of so many tokens, with `partial` and `partial_absolute` of all stages together.
 
         Each partial result has a token of its own, or nothing is rounded when it is merged: the other state has all
         the weight, and was stored before.

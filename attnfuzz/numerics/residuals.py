@@ -100,7 +100,8 @@ def spread_of_rows(
     *,
     smallest_exponent: int,
 ) -> Spread:
-    """Of attention of query tokens, each to as many tokens, at least one, without variants and without an 8-bit cache.
+    """How far residuals spread in attention of query tokens, each to as many tokens, at least one, without variants and
+    without an 8-bit cache.
 
     K is drawn alike for all tokens, V by tossing coins for its signs; `smallest_exponent`: of a normal number in the
     output's dtype.

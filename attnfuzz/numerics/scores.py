@@ -263,7 +263,7 @@ class VariantRows:
         num_tokens: int,
         device: torch.device,
     ) -> VariantRows:
-        """Of the KV heads of some queries, each of which is its own last key; padded to ``num_tokens``."""
+        """The rows of the KV heads of some queries, each of which is its own last key; padded to ``num_tokens``."""
         none = torch.zeros(num_q_heads, dtype=torch.float64, device=device)
         heads = [none if of is None else of for of in (alibi_slopes, sinks)]
         slope, sink = (of.expand(len(num_keys), -1).reshape(len(num_keys) * num_kv_heads, -1, 1) for of in heads)

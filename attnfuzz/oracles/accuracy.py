@@ -71,14 +71,14 @@ def objection(
     )
 
 
-def nearby(trial: Trial, cases: Iterable[Case]) -> Iterator[Compared]:
-    """Runs on other cases beside what each should give."""
+def nearby(trial: Trial, cases: Iterable[Case], *, poison: Fill = "nan") -> Iterator[Compared]:
+    """Runs on other cases beside what each should give, with what is dead filled with `poison`."""
     declaration = trial.kernel.declaration
     for changed in cases:
         if not supports_case(declaration.supports, declaration.options, changed) or not fits(changed):
             continue
         try:
-            seen = run_on(trial, Changed("with other numbers or lengths", changed))
+            seen = run_on(trial, Changed("with other numbers or lengths", changed), poison=poison)
         except KernelRaised as raised:
             if raised.fatal:
                 raise

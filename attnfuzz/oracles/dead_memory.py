@@ -1,13 +1,17 @@
 """Results that depend on memory no sequence owns: page tails, spare pages, rows past a length, gaps, red zones."""
 
-from attnfuzz.explaining.diagnose import IN_GENERAL, OF_PLACES, Diagnosis, diagnose, past_the_end_within_bounds
+from functools import partial
+
+from attnfuzz.explaining.diagnose import OF_PLACES, Diagnosis, diagnose, past_the_end_within_bounds
 from attnfuzz.explaining.tokens import OF_PADDING
 from attnfuzz.inputs.registry import problem_of
+from attnfuzz.mistake import WITHOUT_WEIGHT
+from attnfuzz.oracles.accuracy import nearby
 from attnfuzz.problems.shapes import strides_of, tensor_specs
 from attnfuzz.trials.comparison import axes_of, blame_of, differing, extent, first_index, place_of
 from attnfuzz.trials.observation import Observation
 from attnfuzz.trials.trial import Trial, cause_of_difference
-from attnfuzz.verdict import WITHOUT_WEIGHT, Cause, Failure
+from attnfuzz.verdict import Cause, Failure
 
 
 def check(trial: Trial) -> Failure | None:
@@ -61,8 +65,12 @@ def _reason(trial: Trial, second: Observation, index: tuple[int, ...] | None) ->
             return Diagnosis(without, (Cause(mistake=WITHOUT_WEIGHT, words=without),))
         read = None if index is None else past_the_end_within_bounds(trial.reference, second.poison, comparisons, index)
         return read or Diagnosis("other numbers there change it as well, within its bounds")
-    found = diagnose(trial.reference, second.poison, comparisons, failed, first_index(failed.ratio > 1))
-    places = tuple(one for one in found.causes if one.mistake in OF_PLACES or one.way == OF_PADDING)
-    words, mistakes = ({getattr(one, name) for one in places} for name in ("words", "mistake"))
-    in_general = IN_GENERAL.get(mistakes.pop(), "") if len(mistakes) == 1 else ""
-    return Diagnosis(words.pop() if len(words) == 1 else in_general, places)
+    return diagnose(
+        trial.reference,
+        second.poison,
+        comparisons,
+        failed,
+        first_index(failed.ratio > 1),
+        nearby=partial(nearby, trial, poison=second.poison) if trial.inquire else None,
+        among=lambda one: one.mistake in OF_PLACES or one.way == OF_PADDING,
+    )

@@ -7,12 +7,13 @@ import msgspec
 import torch
 
 from attnfuzz.environment import interpreter_problem
+from attnfuzz.mistake import LSE_TRANSPOSED
 from attnfuzz.oracles import registry
 from attnfuzz.oracles.registry import OracleName
 from attnfuzz.trials.observation import KernelRaised, ResultError, TransposedError
 from attnfuzz.triton_compat.interpreter_limits import interpreter_limit_of
 from attnfuzz.untrusted_text import Frame, cause_of, code_line, gpu_error_in, kernel_frames, places, text_of, type_name
-from attnfuzz.verdict import LSE_TRANSPOSED, RESULT, Cause, Failure, Verdict
+from attnfuzz.verdict import RESULT, Cause, Failure, Verdict
 
 _WRAPPERS = ("InterpreterError", "CompilationError", "CompileTimeAssertionFailure")
 """Triton's exceptions around the one that says what happened."""

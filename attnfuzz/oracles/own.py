@@ -79,7 +79,7 @@ def oracle(function: Callable[[Run], str | None]) -> OwnOracle:
 
 
 def oracles_beside(module_name: str) -> tuple[OwnOracle, ...]:
-    """Those that the module with this name defines or has imported. Raises ValueError for two of one name."""
+    """The oracles that the module with this name defines or has imported. Raises ValueError for two of one name."""
     members = vars(sys.modules[module_name]).values() if module_name in sys.modules else ()
     found: dict[str, OwnOracle] = {}
     for one in members:

@@ -1,13 +1,14 @@
 """Memory that a kernel must not write: around outputs and workspaces, between strided elements, and all inputs."""
 
 from attnfuzz.memory.arena import Violation, violations
+from attnfuzz.mistake import OTHER_STRIDES
 from attnfuzz.oracles import registry
 from attnfuzz.problems.shapes import strided_layout
 from attnfuzz.problems.wording import element, plural, shape_of
 from attnfuzz.trials.comparison import place_of
 from attnfuzz.trials.observation import Observation
 from attnfuzz.trials.trial import Trial
-from attnfuzz.verdict import OTHER_STRIDES, Cause, Failure
+from attnfuzz.verdict import Cause, Failure
 
 
 def check(trial: Trial) -> Failure | None:

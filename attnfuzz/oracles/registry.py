@@ -103,7 +103,7 @@ class Oracle:
         return self.asked != "elsewhere" and {"cpu", "cuda"} <= set(self.devices)
 
     def is_fault(self, kind: str) -> bool:
-        """Whether failures of this ``kind`` end the process, and only in a relation's run."""
+        """Whether a failure of this ``kind`` says that a relation's run ended the process."""
         return kind.startswith(self.faults)
 
     def load(self) -> Any:

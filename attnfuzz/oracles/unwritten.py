@@ -10,12 +10,13 @@ from torch import Tensor
 from attnfuzz.inputs.registry import problem_of
 from attnfuzz.memory.allocations import WORKSPACE
 from attnfuzz.memory.patterns import bits, holds_prefill
+from attnfuzz.mistake import READ_BEFORE_WRITTEN
 from attnfuzz.oracles import registry
 from attnfuzz.problems.wording import element, number, shape_of
 from attnfuzz.trials.comparison import axes_of, blame_of, differing, extent, first_index, place_of
 from attnfuzz.trials.observation import Observation
 from attnfuzz.trials.trial import Trial, cause_of_difference
-from attnfuzz.verdict import READ_BEFORE_WRITTEN, Cause, Failure
+from attnfuzz.verdict import Cause, Failure
 
 
 def check(trial: Trial) -> Failure | None:

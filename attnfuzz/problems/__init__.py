@@ -1,1 +1,1 @@
-"""What cases are: their fields, the shapes that follow, and what kernels declare to take of them. Torch-free."""
+"""Cases: their fields, the shapes that follow, and what kernels declare to take of them. Torch-free."""

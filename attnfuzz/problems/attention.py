@@ -38,7 +38,7 @@ def share_default(case: msgspec.Struct, name: str, default: object) -> None:
 
 
 class CaseBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """What cases of all bundled problems share."""
+    """The fields that cases of all bundled problems share."""
 
     problem: ClassVar[str]
     tensor_names: ClassVar[tuple[str, ...]]
@@ -84,12 +84,12 @@ class CaseBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def partial_states(self) -> int:
-        """Of each row of the result; 0 where that is not left in parts."""
+        """How many partial states each row of the result has; 0 where it is not left in parts."""
         return 0
 
     @property
     def seed(self) -> int:
-        """Of the numbers."""
+        """The seed of the numbers."""
         raise NotImplementedError
 
     @property
@@ -122,7 +122,7 @@ class CaseBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class AttentionCase(CaseBase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """What the attention problems share: query tokens over the ``seq_lens`` keys of their sequences.
+    """A case of an attention problem: query tokens over the ``seq_lens`` keys of their sequences.
 
     A *row* is one query token: row ``i`` of q and of the result belongs to sequence ``row_seqs[i]`` and attends to its
     first ``row_lens[i]`` keys, or to the last of them and some before (``seen``). In the decode problems each sequence
@@ -224,7 +224,7 @@ class AttentionCase(CaseBase, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     @property
     def rows_seen(self) -> tuple[bytes, ...] | None:
-        """Of each row, which of its sequence's keys a mask lets it attend to, 1 or 0 for each; None without a mask."""
+        """The keys of its sequence that a mask lets each row attend to, 1 or 0 for each; None without a mask."""
         return None
 
     def seen(self, row: int) -> bytes | None:

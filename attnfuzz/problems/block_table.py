@@ -108,7 +108,7 @@ def _wrong_pages(start: int, owned: set[int], count: int, total: int) -> Iterato
 
 
 def freed_tokens(case: AttentionCase) -> tuple[int, ...]:
-    """Of each sequence, how many of its first tokens lie in pages that were freed: dead memory to it.
+    """How many of each sequence's first tokens lie in pages that were freed: dead memory to it.
 
     A page is freed once it lies before the windows of all query tokens of this call.
     """

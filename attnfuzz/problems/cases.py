@@ -29,32 +29,6 @@ from attnfuzz.problems.module import case_type_of as case_type_of
 from attnfuzz.problems.module import has_query_lens as has_query_lens
 from attnfuzz.problems.recipes import LsePair as LsePair
 
-__all__ = [
-    "CASE_TYPES",
-    "PROBLEMS",
-    "AttentionCase",
-    "BundledCase",
-    "BundledProblem",
-    "Case",
-    "DenseDecodeCase",
-    "LatentDecodeCase",
-    "LsePair",
-    "MaskedAttentionCase",
-    "MergeStatesCase",
-    "PagedAttentionCase",
-    "PagedDecodeCase",
-    "Problem",
-    "SplitDecodeCase",
-    "VarlenCase",
-    "case_from_builtins",
-    "case_number",
-    "case_type_of",
-    "decode_case",
-    "encode_case",
-    "has_query_lens",
-    "packed_width",
-]
-
 BundledCase = CaseBase
 PROBLEMS: tuple[str, ...] = tuple(kind.problem for kind in CASE_TYPES.values())
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What a kernel's ``Supports`` leaves for each field of a case, simplest first. Torch-free.
+"""The values that a kernel's ``Supports`` leaves for each field of a case, simplest first. Torch-free.
 
 Strategies draw from these sequences and the minimiser walks down them, so both mean the same by "simplest".
 """
@@ -79,7 +79,7 @@ def default_scale(head_size: int) -> float:
 
 
 def _values(supports: Supports, name: str, declared: tuple[Any, ...] | None, usual: tuple[Any, ...] = ()) -> set[Any]:
-    """What some combination of ``where`` leaves of the field ``name``, of which ``declared`` may occur.
+    """The values that some combination of ``where`` leaves of the field ``name``, of which ``declared`` may occur.
 
     Where any value may (None), those that ``where`` names are drawn, and ``usual`` ones where it names none.
     """

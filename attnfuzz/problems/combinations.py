@@ -85,7 +85,7 @@ _LARGEST = {
 
 
 def fields_of(problem: Problem) -> tuple[str, ...]:
-    """What a combination may name beside options."""
+    """The fields that a combination may name beside options."""
     if isinstance(problem, OpenProblem):
         return tuple(name for name, field in problem.fields.items() if isinstance(field, Choice | Integer))
     kind = case_type_of(problem)
@@ -104,7 +104,7 @@ def fits(case: Case, combination: Combination) -> bool:
 
 
 def value_in(case: Case, name: str) -> OptionValue | None:
-    """What ``case`` has of a field or an option that a combination may name; None of one that it lacks."""
+    """The value in ``case`` of a field or an option that a combination may name; None of one that it lacks."""
     if name not in fields_of(case.problem):
         return case.options.get(name)
     if name in VARIANTS and isinstance(case, AttentionCase):
@@ -300,7 +300,7 @@ _Choices = tuple[Any, ...] | Callable[[Any], Any]
 
 
 def _choices(problem: Problem, supports: Supports, options: Options) -> dict[str, _Choices]:
-    """Of each field that a function may look at."""
+    """The choices of each field that a function may look at."""
     if isinstance(problem, OpenProblem):
         return {**options, **{name: _values_of(problem.fields[name]) for name in fields_of(problem)}}
 
@@ -376,7 +376,7 @@ def _table_of(
 
 
 def _leaves(function: Callable[[Any], bool], choices: Mapping[str, _Choices]) -> Iterator[Leaf]:
-    """What ``function`` says of each combination of the fields that it looks at, in the order in which it does.
+    """The answer of ``function`` for each combination of the fields that it looks at, in the order in which it does.
 
     As Korat (Boyapati et al., ISSTA 2002) enumerates inputs by what a predicate reads: the last field that was looked
     at gets its next value, and is dropped once it has had them all.

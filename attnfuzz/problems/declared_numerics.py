@@ -1,4 +1,4 @@
-"""What a kernel declares about its own arithmetic, and how far a result may be from the reference.
+"""Declarations of a kernel about its own arithmetic, and how far a result may be from the reference.
 
 Torch-free, so that a declaration can cross a pipe as data.
 """

@@ -1,4 +1,4 @@
-"""What a case has that a bug may need, as data: made by facets, told in words, compared by value. Torch-free."""
+"""Features of a case that a bug may need, as data: made by facets, told in words, compared by value. Torch-free."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ Role = Literal["part", "empty", "other", "size", "place", "surroundings", "numbe
 
 
 class Feature(msgspec.Struct, frozen=True, order=True, omit_defaults=True, forbid_unknown_fields=True, cache_hash=True):
-    """What ``field`` of a case is (``=bfloat16``, ``>1``, `` not pow2``); or that something holds, without ``value``.
+    """One feature: what ``field`` of a case is (``=bfloat16``, ``>1``, `` not pow2``); or that something holds, without
+    ``value``.
 
     ``str()`` gives the words, which are stable: saved findings are told apart by them.
     """
@@ -34,7 +35,8 @@ class Feature(msgspec.Struct, frozen=True, order=True, omit_defaults=True, forbi
 
     @classmethod
     def read(cls, words: str) -> Feature:
-        """What is called so, where nothing else is known of it: a field with its value, or that something holds."""
+        """The feature that is called so, where nothing else is known of it: a field with its value, or that something
+        holds."""
         field, equals, value = words.partition("=")
         return cls(field, equals + value)
 
@@ -44,12 +46,12 @@ class Feature(msgspec.Struct, frozen=True, order=True, omit_defaults=True, forbi
         return self.value.removeprefix("=")
 
     def with_value(self, value: object) -> Feature:
-        """The same of ``value``, which takes the place of ``{}``."""
+        """The feature with ``value``, which takes the place of ``{}``."""
         return Feature(self.field, self.value.replace("{}", str(value)), self.role)
 
     @property
     def general(self) -> Feature | None:
-        """That the field has any other value than the simplest; None of what names no value."""
+        """The feature of a field with any other value than the simplest; None where no value is named."""
         return Feature(self.field, "", self.role) if self.value.startswith("=") else None
 
 

@@ -1,4 +1,4 @@
-"""What may be in a field of a case: a number, one of several values, several numbers, a seed. Torch-free.
+"""Fields of a case and what may be in them: a number, one of several values, several numbers, a seed. Torch-free.
 
 Users' problems have their fields described by these alone, and facets of the bundled ones their plain fields. All that
 is done with a value by itself stands here: how it is drawn, made simpler, varied, told and compared.
@@ -76,7 +76,7 @@ Put = Callable[[C, Any], C | None]
 
 @functools.lru_cache(maxsize=4096)
 def number_traits(name: str, value: int) -> frozenset[Feature]:
-    """What it is, what divides it, and on which side of each of a few limits it lies."""
+    """Features of a number: its value, what divides it, and on which side of each of a few limits it lies."""
     found = [f" is {value}"]
     found += (f" is {'' if value % by == 0 else 'not '}a multiple of {by}" for by in _DIVISORS)
     found += (f" {'>=' if value >= limit else '<'} {limit}" for limit in _LIMITS)
@@ -84,13 +84,13 @@ def number_traits(name: str, value: int) -> frozenset[Feature]:
 
 
 class Decides(Protocol):
-    """What a value is drawn by: `attnfuzz.strategies.decisions.Decisions`."""
+    """The source that a value is drawn from: `attnfuzz.strategies.decisions.Decisions`."""
 
     def pick(self, options: Sequence[T]) -> T: ...
 
 
 class _Field(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="type"):
-    """What a field says of itself; ``name`` is what the problem calls it."""
+    """The declaration of a field; ``name`` is what the problem calls it."""
 
     @property
     def decisions(self) -> int:
@@ -119,12 +119,12 @@ class _Field(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         del value, by
 
     def features(self, name: str, value: Any) -> Iterator[Feature]:
-        """What is away from the simplest value."""
+        """The respects in which the value is not the simplest."""
         del name, value
         yield from ()
 
     def traits(self, name: str, value: Any) -> Iterator[Feature]:
-        """What can be said of any value."""
+        """Features that any value has."""
         del name, value
         yield from ()
 
@@ -148,7 +148,7 @@ class Integer(_Field, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
 
     @property
     def drawn(self) -> tuple[int, ...]:
-        """What is drawn, simplest first."""
+        """The numbers that are drawn, simplest first."""
         return _drawn(self)
 
     def decide(self, decisions: Decides) -> int:
@@ -201,7 +201,7 @@ class Integer(_Field, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
         return f"{self.low} to {self.high}"
 
     def within(self, values: Sequence[Any]) -> Field:
-        """The same, with no other than ``values``."""
+        """This field with no other values than ``values``."""
         return Choice(tuple(value for value in values if self.low <= value <= self.high))
 
 
@@ -287,7 +287,7 @@ class Choice(_Field, frozen=True, forbid_unknown_fields=True, omit_defaults=True
         yield Feature(name, f" is {value}")
 
     def features(self, name: str, value: OptionValue) -> Iterator[Feature]:
-        """Of numbers in ascending order, which smaller ones it exceeds: what two values have in common is one."""
+        """Which smaller numbers it exceeds, of numbers in ascending order: what two values have in common is one."""
         before = self.values[: self._place(value)]
         if self._are_ascending:
             yield from (Feature(name, f">{smaller}") for smaller in before)

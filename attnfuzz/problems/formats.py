@@ -35,7 +35,8 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     options: Mapping[str, OptionValue] = {}
 
     def with_strides(self, strides: Mapping[str, StrideKind]) -> Format:
-        """The same with tensors that lie in memory as ``strides`` says; those that it does not name are contiguous."""
+        """This format with tensors that lie in memory as ``strides`` says; those that it does not name are
+        contiguous."""
         return msgspec.structs.replace(self, strides=strides)
 
 

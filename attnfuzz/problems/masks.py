@@ -87,7 +87,7 @@ def table_starts(query_lens: Iterable[int], seq_lens: Iterable[int]) -> list[int
 
 @lru_cache(maxsize=64)
 def seen_keys(mask: Mask, query_lens: tuple[int, ...], seq_lens: tuple[int, ...], block_size: int) -> tuple[bytes, ...]:
-    """Of each query token of the batch, which of its sequence's keys it sees: one byte for each, 1 or 0."""
+    """The keys of its sequence that each query token of the batch sees: one byte for each, 1 or 0."""
     found: list[bytes] = []
     for seq, (query_len, seq_len) in enumerate(zip(query_lens, seq_lens, strict=True)):
         numbers, context = mask.of(seq), seq_len - query_len

@@ -1,4 +1,4 @@
-"""What a bundled problem is: a `ProblemModule` in a file of its own, and how it is found by its name. Torch-free.
+"""Bundled problems: each is a `ProblemModule` in a file of its own, and how it is found by its name. Torch-free.
 
 Such a file names its case type, what kernels get and the facets of its fields, and computes the rest in methods, as an
 `attnfuzz.Problem` does; torch is imported where these run. `attnfuzz.problems.cases` lists all of them.
@@ -34,7 +34,7 @@ CASE_TYPES: dict[Problem, type[CaseBase]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What goes into a case's tensors: the logical values, and where they go (None where that goes without saying)."""
+    """The contents of a case's tensors: the logical values, and where they go (None where that goes without saying)."""
 
     values: Any
     placement: Any
@@ -69,7 +69,7 @@ class ProblemModule:
         raise NotImplementedError
 
     def simplest_fields(self, supports: Supports, head_size: int, layout: Layout | None) -> dict[str, Any] | None:
-        """What the simplest case has beside its format; None where ``supports`` leaves none."""
+        """The fields of the simplest case beside its format; None where ``supports`` leaves none."""
         raise NotImplementedError
 
     def draw(self, decisions: Any, plan: Any) -> CaseBase:
@@ -101,11 +101,11 @@ class ProblemModule:
         return []
 
     def where_is(self, case: Any, name: str, index: tuple[int, ...]) -> str:
-        """What an element is; empty for nothing to say."""
+        """Words for where an element is; empty for nothing to say."""
         return ""
 
     def returned_names(self, case: Any, supports: Supports) -> tuple[str, ...]:
-        """What a kernel may return, in this order, or write: the output alone where it declares no LSE."""
+        """The results that a kernel may return, in this order, or write: the output alone where it declares no LSE."""
         return self.results if supports.lse != "none" else self.results[:1]
 
     def changed_names(self, case: Any) -> tuple[str, ...]:
@@ -115,7 +115,7 @@ class ProblemModule:
     # With torch
 
     def contents(self, cases: Sequence[Any], device: torch.device | str, supports: Supports) -> list[Contents]:
-        """What goes into the tensors of each of ``cases``."""
+        """The contents of the tensors of each of ``cases``."""
         raise NotImplementedError
 
     def values(self, case: Any, device: torch.device | str, supports: Supports) -> Any:
@@ -132,13 +132,13 @@ class ProblemModule:
         raise NotImplementedError
 
     def inputs(self, case: Any, tensors: dict[str, Tensor]) -> Any:
-        """What the kernel gets: ``tensors``, and the case's own fields, by the names of `inputs_type`."""
+        """The inputs that the kernel gets: ``tensors``, and the case's own fields, by the names of `inputs_type`."""
         numbers = self.numbers(case)
         others = {name: numbers.get(name, getattr(case, name, None)) for name in self.inputs_type.__annotations__}
         return self.inputs_type(**{name: value for name, value in others.items() if value is not None} | tensors)
 
     def numbers(self, case: Any) -> dict[str, Any]:
-        """What `inputs_type` may name that is neither a tensor nor, by that name, a field of ``case``."""
+        """Inputs that `inputs_type` may name and that are neither a tensor nor, by that name, a field of ``case``."""
         return {}
 
     def reference(self, case: Any, values: Any) -> Any:
@@ -146,7 +146,7 @@ class ProblemModule:
         raise NotImplementedError
 
     def logical_result(self, case: Any, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-        """What a kernel returned (LSE already natural) in the axes of the reference."""
+        """The results of a kernel (LSE already natural) in the axes of the reference."""
         return out.double(), lse.double()
 
     def owned(self, case: Any, results: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -154,7 +154,7 @@ class ProblemModule:
         return results
 
     def held_before(self, case: Any, values: Any) -> Mapping[str, Tensor]:
-        """What the inputs that are changed in place hold until then."""
+        """The numbers that inputs which are changed in place hold until then."""
         return {}
 
     def build(self, case: Any, allocator: Any, supports: Supports, values: Any = None) -> Any:
@@ -190,7 +190,7 @@ def bundled(module: type[M]) -> type[M]:
 
 
 def module_of(problem: Problem) -> ProblemModule:
-    """What is said of a bundled problem."""
+    """The module of a bundled problem."""
     if problem not in _MODULES:
         importlib.import_module(_LIST)
     if problem not in _MODULES:

@@ -26,7 +26,7 @@ class ProblemError(ValueError):
 
     @classmethod
     def raised(cls, method: str, case: OpenCase, error: Exception) -> ProblemError:
-        """What ``method`` raised on ``case``."""
+        """The error for what ``method`` raised on ``case``."""
         said = f"{type_name(error)}: {text_of(error)}".partition("\n")[0]
         shown = msgspec.json.encode(case).decode()
         return cls(f"{case.problem}.{method} raised {said} on {shown}; correct it in {case.problem.place}")
@@ -74,7 +74,7 @@ class OpenProblem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def case_type(self) -> type[OpenCase]:
-        """Of its cases; equal problems have the same."""
+        """The type of its cases; equal problems have the same."""
         return _case_type(self)
 
     @property
@@ -84,7 +84,7 @@ class OpenProblem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class OpenCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What cases of all open problems share; the fields of each are those of its ``problem``."""
+    """A case of an open problem; the fields of each are those of its ``problem``."""
 
     problem: ClassVar[OpenProblem]
 

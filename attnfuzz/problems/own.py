@@ -92,7 +92,7 @@ class Problem:
         return {}
 
     def mistakes(self, case: Any, tensors: Mapping[str, Tensor]) -> Mapping[str, Mapping[str, Any]]:
-        """What a kernel may take for something else, for the diagnosis of wrong results.
+        """Tensors that a kernel may take for something else, for the diagnosis of wrong results.
 
         Of each mistake, told in a clause, the tensors and the fields that are others then, by name: with them
         ``reference`` gives what comes of it. Where one of them alone gives the kernel's results, the report says so.
@@ -101,7 +101,7 @@ class Problem:
         return {}
 
     def where_is(self, case: Any, name: str, index: tuple[int, ...]) -> str:
-        """What the element ``index`` of the tensor ``name`` is, in a few words for a reader; empty for nothing."""
+        """A few words for a reader on the element ``index`` of the tensor ``name``; empty for nothing."""
         del case, name, index
         return ""
 

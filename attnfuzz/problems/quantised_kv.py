@@ -40,7 +40,8 @@ _FRACTION_BITS = 23
 
 
 class QuantisedKv(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """What a case asks for. ``per``: one scale for all of K and one for V, or one for each KV head of each.
+    """The 8-bit cache that a case asks for. ``per``: one scale for all of K and one for V, or one for each KV head of
+    each.
 
     ``scales``: all 1 (``"one"``), powers of two other than 1 (``"powers"``) or float32 numbers with all bits of their
     significand (``"scattered"``); these two differ between K and V and from head to head. ``"large"``: K's are 2^15, so

@@ -6,26 +6,6 @@ from typing import Literal, get_args
 
 import msgspec
 
-__all__ = [
-    "DRAWN_KEYS",
-    "KEY_RECIPES",
-    "LSE_KINDS",
-    "MAX_LOGIT_EXPONENT",
-    "MIN_LOGIT_EXPONENT",
-    "MOST_TAKEN",
-    "NORMAL_EXPONENT",
-    "STATE_RECIPES",
-    "STRIDE_KINDS",
-    "VALUE_RECIPES",
-    "Needle",
-    "Pages",
-    "StateRecipe",
-    "StrideKind",
-    "ValueRecipe",
-    "Values",
-    "check_range",
-]
-
 KeyRecipe = Literal["equal", "integers", "normal", "rising", "falling", "negative", "fine"]
 ValueRecipe = Literal["positions", "integers", "normal", "large", "small", "fine"]
 StateRecipe = Literal["normal", "fine"]

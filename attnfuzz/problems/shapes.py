@@ -135,7 +135,7 @@ def strides_of(case: Case, name: str) -> StrideKind:
 
 
 def named_in_strides(case: Case, name: str) -> str:
-    """What ``case.strides`` calls tensor ``name``: in the interleaved layout K stands for both."""
+    """The name by which ``case.strides`` calls tensor ``name``: in the interleaved layout K stands for both."""
     return "k_cache" if name == "kv_cache" and name not in case.tensor_names else name
 
 

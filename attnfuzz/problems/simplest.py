@@ -1,4 +1,4 @@
-"""The simplest case that a kernel supports: where every reduction ends that nothing stops. Torch-free."""
+"""The simplest case that a kernel supports: the minimum that shrinking can reach. Torch-free."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _simplest(problem: Problem, supports: Supports, options: Options) -> Case | 
 
 
 def _formats(problem: Problem, supports: Supports) -> Iterator[tuple[Dtype, QuantisedKv | None, Layout | None, int]]:
-    """What goes together of dtype, cache, layout and head size, the simplest first."""
+    """Combinations of dtype, cache, layout and head size, the simplest first."""
     layouts = layouts_of(supports) if issubclass(case_type_of(problem), PagedDecodeCase) else (None,)
     per = next(one for one in KV_GRANULARITIES if one in supports.kv_scales)
     for dtype in dtypes_of(supports):

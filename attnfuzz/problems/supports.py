@@ -1,4 +1,4 @@
-"""What a kernel declares: which cases it takes and which promises it makes. Torch-free."""
+"""Declarations of a kernel: which cases it takes and which promises it makes. Torch-free."""
 
 from __future__ import annotations
 

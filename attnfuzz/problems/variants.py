@@ -48,7 +48,7 @@ _SINK_LEVELS: dict[SinkRecipe, float] = {"level": 0, "high": 48, "low": -48, "ab
 
 
 class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """What a case asks for beyond plain attention; None: not that.
+    """The variants that a case asks for beyond plain attention; None: not that.
 
     ``alibi``: slopes as published (``"geometric"``, see `alibi_slopes`), or unlike each other (``"scattered"``).
     ``freed_pages``: whether pages behind the window have been given to others; False without a window.
@@ -76,12 +76,12 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             )
 
     def with_freed_pages(self) -> Variant:
-        """The same with pages behind the window freed."""
+        """This variant with pages behind the window freed."""
         return msgspec.structs.replace(self, freed_pages=True)
 
     @property
     def names(self) -> tuple[VariantName, ...]:
-        """What is asked for."""
+        """The variants that are asked for."""
         return tuple(name for name in VARIANTS if getattr(self, name) is not None)
 
     @property
@@ -90,7 +90,7 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return self.sinks is not None and self.sinks != "absent"
 
     def per_head_numbers(self, num_q_heads: int, seed: int) -> dict[str, tuple[float, ...]]:
-        """What it takes for each query head, by the names of the tensors that hold it: float32 numbers."""
+        """The numbers that it takes for each query head, by the names of the tensors that hold it: float32 numbers."""
         found: dict[str, tuple[float, ...]] = {}
         if self.alibi is not None:
             found["alibi_slopes"] = alibi_slopes(self.alibi, num_q_heads, seed)
@@ -115,7 +115,7 @@ def with_variants(variant: Variant, names: Collection[VariantName]) -> Variant:
 
 
 def absent_tensors(variant: Variant) -> frozenset[str]:
-    """Those of `VARIANT_TENSORS` that a case with this variant does not have."""
+    """The `VARIANT_TENSORS` that a case with this variant does not have."""
     return frozenset(name for name, of in VARIANT_TENSORS.items() if getattr(variant, of) is None)
 
 
@@ -146,7 +146,8 @@ def sink_logits(recipe: SinkRecipe, num_q_heads: int, seed: int) -> tuple[float,
 
 
 def _geometric(num_heads: int) -> list[float]:
-    """Of a power of two. Square roots and products are rounded alike on every machine, powers are not."""
+    """The slopes for a power of two heads. Square roots and products are rounded alike on every machine, powers are
+    not."""
     ratio = 2.0**-8
     for _ in range(num_heads.bit_length() - 1):
         ratio = math.sqrt(ratio)

@@ -35,7 +35,7 @@ def query_of_row(case: AttentionCase, row: int) -> str:
 
 
 def dead_pages(case: PagedDecodeCase, row: int) -> list[str]:
-    """Of a paged cache."""
+    """Sentences on the dead memory of a paged cache."""
     seq = case.row_seqs[row]
     seq_len, last = case.seq_lens[seq], case.blocks_of(seq) - 1
     if last < 0:

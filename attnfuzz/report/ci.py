@@ -98,8 +98,8 @@ _InKernel = tuple[dict[str, Any], dict[str, Any]]
 
 
 def _entries(folder: Path) -> list[tuple[dict[str, Any], dict[str, Any], list[_InKernel]]]:
-    """Those that count, in the order of all reports, each with its kernel and those of other kernels that come of the
-    same code."""
+    """The findings that count, in the order of all reports, each with its kernel and those of other kernels that come
+    of the same code."""
     entries: dict[int, list[_InKernel]] = {}
     for kernel in (_read(folder / "explore.json") or {}).get("kernels", ()):
         for finding in kernel["findings"]:

@@ -133,7 +133,7 @@ def _slots(positions: range, live: range, marked: Mapping[int, Mark]) -> tuple[M
 
 
 def _pages(case: PagedDecodeCase, seq: int, marked: Mapping[int, Mark], freed: int) -> Iterator[Box]:
-    """Those near an end, and those in between with a needle or what fails."""
+    """The pages near an end, and those in between with a needle or what fails."""
     pages, size = physical_pages(case)[seq], case.block_size
     live = range(freed, case.seq_lens[seq])
     between = range(_MAX_PAGES - 2, len(pages) - 2)

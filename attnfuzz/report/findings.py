@@ -15,7 +15,7 @@ from attnfuzz.cases.facets import facets_of
 from attnfuzz.cases.facets.facet import listed
 from attnfuzz.corpus import FindingRecord, encode_regression
 from attnfuzz.identity.features import kernel_parts, most_specific
-from attnfuzz.mistake import mistake_of
+from attnfuzz.mistake import NARROW_OFFSETS, mistake_of
 from attnfuzz.oracles.registry import Severity, oracle_of
 from attnfuzz.problems.cases import (
     AttentionCase,
@@ -26,7 +26,7 @@ from attnfuzz.problems.cases import (
 from attnfuzz.problems.feature import Feature, words_of
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.supports import as_call
-from attnfuzz.verdict import NARROW_OFFSETS, Failure, ends_process, where_to_look
+from attnfuzz.verdict import Failure, ends_process, where_to_look
 
 _One = TypeVar("_One")
 
@@ -182,12 +182,12 @@ class ToldFinding:
 
     @property
     def target(self) -> str:
-        """That of its kernel."""
+        """The target of its kernel."""
         return self.finding.declaration.target
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Those of all kernels that show it."""
+        """The targets of all kernels that show it."""
         return (self.target, *(one.target for one in self.others))
 
     @property
@@ -242,7 +242,7 @@ def told_findings(result: CampaignResult) -> list[ToldFinding]:
 
 
 def undecided(finding: Finding, statistics: Statistics) -> list[Finding]:
-    """Those that were not shrunk to the end, and may be ``finding``."""
+    """Findings that were not shrunk to the end, and may be ``finding``."""
     return [one for one in statistics.findings if statistics.told_with(one) is finding]
 
 
@@ -296,7 +296,7 @@ def _perhaps(finding: FindingRecord) -> Iterator[str]:
 
 
 def remedy_lines(limits: Mapping[str, Any], case: Case) -> tuple[str, ...]:
-    """That a kernel which is meant to do this declares ``limits``; nothing if there are none."""
+    """Advice that a kernel which is meant to do this declares ``limits``; nothing if there are none."""
     return (f"if the kernel is {_words(case, limits)}, declare {as_call('Supports', limits)}",) if limits else ()
 
 

@@ -61,9 +61,8 @@ class MutantsProgress:
         what: str = outcome.status
         if outcome.kill is not None:
             what = f"{outcome.status} by {outcome.kill.by} in {outcome.kill.seconds:.1f} s"
-        stands_out = outcome.status in ("survived", "error") or outcome.wrongly
         line = f"{self._done} {mutant.place} {mutant.operator}: {what}"
-        self._print(Text(line, style="yellow" if stands_out else ""))
+        self._print(Text(line, style="yellow" if outcome.status in ("survived", "error") else ""))
 
     def _print(self, text: Text) -> None:
         if not self._quiet:
@@ -74,14 +73,10 @@ class MutantsProgress:
 def print_measured(console: Console, measured: MeasuredMutants) -> None:
     """The score, what is behind it, and every survivor."""
     score = Score(measured.outcomes)
-    for columns, rows in tables_of(score):
-        console.print()
-        console.print(_table(columns, rows))
-    for title, pairs in (
-        ("survived", score.of("survived")),
-        ("not equivalent, though listed", [pair for pair in score.outcomes if pair[1].wrongly]),
-        ("could not be told", score.of("error")),
-    ):
+    columns, rows = table_of(score)
+    console.print()
+    console.print(_table(columns, rows))
+    for title, pairs in (("survived", score.of("survived")), ("could not be told", score.of("error"))):
         for mutant, outcome in pairs:
             console.print()
             console.print(Text.assemble((f"{title}: ", "yellow"), (mutant.id, "bold"), _effort(outcome)))
@@ -116,8 +111,8 @@ def notes(measured: MeasuredMutants) -> Iterator[str]:
         yield f"stale: no mutant matches the equivalent {entry.file} {entry.function} {entry.operator}: {entry.becomes}"
 
 
-def tables_of(score: Score) -> Iterator[tuple[Sequence[str], Sequence[Sequence[str]]]]:
-    """Columns and rows: of operators, and of what killed."""
+def table_of(score: Score) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    """Columns and rows, one for each operator."""
     statuses: tuple[Status, ...] = ("killed", "survived", "equivalent", "stillborn")
     operators = [
         (
@@ -126,9 +121,7 @@ def tables_of(score: Score) -> Iterator[tuple[Sequence[str], Sequence[Sequence[s
         )
         for name, part in score.by_operator().items()
     ]
-    yield ("operator", *statuses, "score", "median s", "longest s"), operators
-    if killers := score.by_killer():
-        yield ("killed by", "mutants"), [(name, str(number)) for name, number in killers]
+    return ("operator", *statuses, "score", "median s", "longest s"), operators
 
 
 def _effort(outcome: MutantOutcome) -> str:
@@ -169,7 +162,6 @@ class MutantResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     cases: int = 0
     kill: Kill | None = None
     detail: str = ""
-    wrongly: bool = False
 
 
 class MutantsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -222,20 +214,12 @@ def read_mutants_json(path: Path) -> MutantsFile:
 
 
 def known_outcomes(earlier: MutantsFile) -> Mapping[str, MutantOutcome]:
-    """Outcomes by id of the mutant: one that is listed as equivalent survived if it was hunted."""
-    found: dict[str, MutantOutcome] = {}
-    for one in earlier.mutants:
-        if one.status == "error" or (one.status == "equivalent" and not one.cases):
-            continue
-        is_listed = one.status == "equivalent" or one.wrongly
-        found[one.id] = MutantOutcome(
-            status="survived" if one.status == "equivalent" else one.status,
-            seconds=one.seconds,
-            cases=one.cases,
-            kill=one.kill,
-            detail="" if is_listed else one.detail,
-        )
-    return found
+    """Outcomes by id of the mutants that were put to the killer and could be told."""
+    return {
+        one.id: MutantOutcome(status=one.status, seconds=one.seconds, cases=one.cases, kill=one.kill, detail=one.detail)
+        for one in earlier.mutants
+        if one.status not in ("error", "equivalent")
+    }
 
 
 def write_mutants_json(measured: MeasuredMutants, path: Path) -> None:
@@ -298,9 +282,7 @@ def _page(measured: MeasuredMutants) -> Iterator[str]:
     yield ""
     if beside := [f"* {note}" for note in notes(measured)]:
         yield from (*beside, "")
-    for number, (columns, rows) in enumerate(tables_of(score)):
-        yield from [""] * bool(number)
-        yield from markdown_table(columns, rows)
+    yield from markdown_table(*table_of(score))
     for title, status in (("Survivors", "survived"), ("Could not be told", "error")):
         yield from _diffs(title, [pair for pair in measured.outcomes if pair[1].status == status])
 
@@ -319,7 +301,6 @@ def _command(measured: MeasuredMutants) -> str:
     words += [f"--operator {name}" for name in request.operators] + [f"--mutant {one}" for one in request.ids]
     if request.shard[1] > 1 and measured.left:
         words += [f"--shard {request.shard[0]}/{request.shard[1]}"]
-    words += ["--check-equivalent"] * request.check_equivalents
     return " ".join(words)
 
 

@@ -3,5 +3,3 @@
 from attnfuzz.testing.checking import check as check
 from attnfuzz.testing.fuzzing import fuzz as fuzz
 from attnfuzz.testing.kernel_failure import KernelFailure as KernelFailure
-
-__all__ = ["KernelFailure", "check", "fuzz"]

@@ -11,14 +11,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attnfuzz.declaration import Declaration, Numerics, Supports
+from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.diagnose import no_runs
 from attnfuzz.inputs.layouts import token_views
 from attnfuzz.oracles.accuracy import objection
 from attnfuzz.problems.cases import DenseDecodeCase, PagedAttentionCase, PagedDecodeCase
+from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.limits import check_size
 from attnfuzz.problems.quantised_kv import KV_DTYPES, KvScales, QuantisedKv
-from attnfuzz.problems.supports import Layout
+from attnfuzz.problems.supports import Layout, Supports
 from attnfuzz.problems.variants import PLAIN_VARIANT, Variant
 from attnfuzz.trials.comparison import Comparison, Reference, axes_of
 from attnfuzz.values import LogicalAttention

@@ -48,12 +48,12 @@ _RUN = ("q", "paged_kv_cache")
 
 
 class DumpError(Exception):
-    """What a dump does not say, or says of something that no case describes."""
+    """Something that a dump does not say, or says of something that no case describes."""
 
 
 @dataclass(slots=True)
 class _Wrapper:
-    """What is known of one when it runs."""
+    """A wrapper as far as it is known when it runs."""
 
     made: Mapping[str, Any] = field(default_factory=dict)
     planned: Mapping[str, Any] = field(default_factory=dict)
@@ -122,7 +122,7 @@ def _calls(root: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _arguments(folder: Path, call: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """What was passed, by name."""
+    """The arguments that were passed, by name."""
     if call.get("graph_capture"):
         raise DumpError("it was captured in a CUDA graph, and its tensors were written at another time")
     told, keys = call.get("input_metadata"), call.get("tensor_info")
@@ -231,7 +231,8 @@ def _rows(planned: Mapping[str, Any], total: int) -> tuple[list[list[int]], list
 
 
 def _tensor(value: Any, dimensions: int | None = None) -> Tensor:
-    """What is a tensor of so many dimensions. Raises DumpError for others, and for entries too large to look at one."""
+    """The value if it is a tensor of so many dimensions. Raises DumpError for others, and for entries too large to look
+    at one."""
     import torch
 
     if not isinstance(value, torch.Tensor) or dimensions not in (None, value.dim()):
@@ -260,7 +261,7 @@ def _numbers(value: Any) -> list[int]:
 def _recorder(
     recorders: dict[tuple[str, ...], Recorder], wrapper: str, state: _Wrapper, given: Mapping[str, Any], folder: Path
 ) -> Recorder:
-    """That of the kernel which this wrapper is."""
+    """The recorder of the kernel which this wrapper is."""
     is_prefill = wrapper == _PREFILL
     kernel = f"flashinfer:batch_{'prefill' if is_prefill else 'decode'}"
     if state.made.get("use_cuda_graph"):

@@ -107,7 +107,8 @@ class _CheckedTest:
         return shared_runner(self._settings["device"]).device if self._settings["isolated"] else "cpu"
 
     def _turn_of(self, case: Case) -> Relations:
-        """What `case` draws; one in so many on a GPU asks a costly relation, to which a campaign gives time of its own.
+        """The relations that `case` draws; one in so many on a GPU asks a costly relation, to which a campaign gives
+        time of its own.
 
         By chance tens of thousands of cases would be drawn for one, and a test has hundreds.
         """
@@ -157,7 +158,8 @@ class _CheckedTest:
 
 
 def _relations_of(error: AssertionError) -> Relations:
-    """Those that show the failure again: its own; all of them if the process died, which may have been in any."""
+    """The relations that show the failure again: its own; all of them if the process died, which may have been in
+    any."""
     if not isinstance(error, KernelFailure):
         return ()
     oracle = oracle_of(error.failure.oracle)

@@ -43,7 +43,7 @@ _WIDTH = 116
 
 
 def names_used(lines: Sequence[str]) -> list[str]:
-    """Those of `NAMES` that ``lines`` use, in their order."""
+    """The `NAMES` that ``lines`` use, in their order."""
     words = {word for line in lines for word in re.findall(r"[a-z_]+", re.sub(r'"[^"]*"', "", line))}
     return [name for name in NAMES if name in words]
 

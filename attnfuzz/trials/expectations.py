@@ -117,7 +117,7 @@ Request = tuple[Declaration, Case, Any]
 
 @dataclass
 class DistantExpectations:
-    """Those of `requests`, with values in host memory. Made at once; `at_home` once the device is done."""
+    """Expectations of `requests`, with values in host memory. Made at once; `at_home` once the device is done."""
 
     requests: Sequence[Request]
     device: str
@@ -157,5 +157,5 @@ def _parts(expectation: Expectation) -> Iterator[Tensor]:
 
 
 def _expectation(out: Tensor, lse: Tensor, out_bound: Tensor, lse_bound: Tensor) -> Expectation:
-    """Of the parts that `_parts` gives."""
+    """The expectation of the parts that `_parts` gives."""
     return Expectation(ExactResult(out, lse), Bound(out=out_bound, lse=lse_bound))

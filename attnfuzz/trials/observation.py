@@ -57,7 +57,7 @@ class WrongDeviceError(ResultError):
 
 
 def named_results(returned: object, inputs: Any, names: tuple[str, ...], wanted: tuple[str, ...]) -> dict[str, Tensor]:
-    """Those of the results `names` that are `wanted`, the first of them; what was not returned is taken from `inputs`.
+    """The results `names` that are `wanted`, the first of them; what was not returned is taken from `inputs`.
 
     Raises `ResultError`.
     """
@@ -213,7 +213,7 @@ class KernelRaised(Exception):  # noqa: N818 - says what happened, and is caught
 
 
 class Times(NamedTuple):
-    """What a run took: to make its inputs, to compile, and the call."""
+    """Seconds that a run took: to make its inputs, to compile, and the call."""
 
     build_s: float
     compile_s: float
@@ -242,7 +242,7 @@ class Observation:
 
     @property
     def times(self) -> Times:
-        """What it took, without the memory that it holds."""
+        """The times of the run, without the memory that it holds."""
         return Times(self.build_s, self.compile_s, self.kernel_s)
 
     def on_host(self) -> "Observation":
@@ -262,7 +262,6 @@ def observe(
     placement: Placement | None = None,
     arenas: tuple[Arena, Arena] | None = None,
     kept: Fill | None = None,
-    wait: bool = True,
     compile_clock: Callable[[], float] = lambda: 0.0,
 ) -> Observation:
     """Build the inputs in poisoned memory, run the kernel and collect its results.
@@ -270,8 +269,8 @@ def observe(
     Raises `KernelRaised` for whatever the kernel raised, and for results that cannot be any.
     `values`: the case's logical values, as `problem_of(case).values` draws them. `placement`: where they go, on
     `device`, if not where the case says. `arenas`: for what the kernel is given and for what it allocates, if not new
-    ones of `device` with `poison` and `prefill`. `kept`: see `TrackedAllocations`. Unless told to `wait` for a GPU,
-    what a launch did wrong there shows later. `compile_clock`: seconds that Triton has spent compiling so far.
+    ones of `device` with `poison` and `prefill`. `kept`: see `TrackedAllocations`. `compile_clock`: seconds that Triton
+    has spent compiling so far.
     """
     started = time.perf_counter()
     supports = kernel.declaration.supports
@@ -288,7 +287,7 @@ def observe(
     allocations = TrackedAllocations(device, poison=poison, prefill=prefill, arena=workspaces, kept=kept)
     seen = Observation(poison, prefill, inputs, given=arena, allocated=allocations.arena)
     built, compiled = time.perf_counter(), compile_clock()
-    seen.results = call(kernel, case, inputs, allocations, wait=wait)
+    seen.results = call(kernel, case, inputs, allocations, wait=True)
     seen.kept = tuple((buffer.dtype, buffer.shape) for buffer in allocations.kept)
     seen.build_s, seen.compile_s = built - started, compile_clock() - compiled
     seen.kernel_s = time.perf_counter() - built - seen.compile_s

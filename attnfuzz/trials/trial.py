@@ -36,14 +36,13 @@ class Trial:
         placement: Placement | None = None,
         twice: bool = True,
         guard: Guard | None = None,
-        wait: bool = True,
         inquire: bool = False,
         compile_clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`reference`: if it is known, on the device where runs are looked at. `twice`: whether there is a second run.
 
         `placement`: where the live elements go, if not where the case says. `guard`: see `second`. `inquire`: whether
-        neighbouring cases are asked what is behind a failure. `wait` and `compile_clock`: see `observe`.
+        neighbouring cases are asked what is behind a failure. `compile_clock`: see `observe`.
         """
         self.kernel = kernel
         self.case = case
@@ -51,7 +50,6 @@ class Trial:
         self.placement = placement
         self.twice = twice
         self.guard = guard
-        self.wait = wait
         self.inquire = inquire
         self.compile_clock = compile_clock
         self.reference = reference or Reference(kernel.declaration, case, device=device, tolerance=tolerance)
@@ -154,7 +152,8 @@ class Trial:
         )
 
     def reference_of(self, case: Case, values: Any = None) -> Reference:
-        """What another case should give the kernel; ``values``: those on the device, if not those that are drawn."""
+        """The results that another case should give the kernel; ``values``: those on the device, if not those that are
+        drawn."""
         declaration, tolerance = self.kernel.declaration, self.reference.tolerance
         return Reference(declaration, case, device=self.device, tolerance=tolerance, values=values)
 
@@ -281,7 +280,6 @@ class Trial:
             prefill=prefill,
             placement=self.placement,
             kept=kept,
-            wait=self.wait,
             compile_clock=self.compile_clock,
         )
         self._check_reference(before, poison)

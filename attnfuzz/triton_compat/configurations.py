@@ -172,7 +172,7 @@ def _watched(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _told(configs: list[Any]) -> list[str]:
-    """What they set, but for those launch options of which all have the same."""
+    """The options that they set, but for those launch options of which all have the same."""
     every = [config.all_kwargs() for config in configs]
     return [
         name

@@ -116,7 +116,8 @@ def operands(handle: type, args: tuple[Any, ...], named: Mapping[str, Any]) -> l
 
 
 def addresses_of(name: str, given: Sequence[Any]) -> NDArray[np.uint64]:
-    """What one of `ACCESSES` touches: its pointers, the first of ``given``, but for those that its mask leaves out."""
+    """The addresses that one of `ACCESSES` touches: its pointers, the first of ``given``, but for those that its mask
+    leaves out."""
     addresses: NDArray[np.uint64] = given[0].data
     return addresses.ravel() if name == "atomic_cas" else addresses[_mask(name, given)]
 

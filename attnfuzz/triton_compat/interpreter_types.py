@@ -79,7 +79,7 @@ def _is_made_as_known(core: Any) -> bool:
 
 
 def _made_once(method: Method, core: Any) -> Method:
-    """Of a type: those of one shape have the same object for it, which is how `_unless_alike` knows them.
+    """Have types of one shape share the object that ``method`` makes, which is how `_unless_alike` knows them.
 
     What is no plain shape is left to Triton, which may object to it.
     """
@@ -108,7 +108,7 @@ def _made_once(method: Method, core: Any) -> Method:
 
 
 def _sharing(method: Method) -> Method:
-    """Of a tensor: all of a type have the same objects for their shape and number of elements."""
+    """Have all tensors of a type share the objects for their shape and number of elements."""
 
     @functools.wraps(method)
     def sharing(self: Any, handle: Any, type: Any) -> None:

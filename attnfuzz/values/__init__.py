@@ -4,8 +4,8 @@
 a small integer from ``attnfuzz.problems.hashing`` or from a formula, times a power of two: nothing is ever rounded.
 """
 
-from attnfuzz.values.attention import LogicalAttention, attention_values
-from attnfuzz.values.draws import numbers
-from attnfuzz.values.states import LogicalStates, merge_values
-
-__all__ = ["LogicalAttention", "LogicalStates", "attention_values", "merge_values", "numbers"]
+from attnfuzz.values.attention import LogicalAttention as LogicalAttention
+from attnfuzz.values.attention import attention_values as attention_values
+from attnfuzz.values.draws import numbers as numbers
+from attnfuzz.values.states import LogicalStates as LogicalStates
+from attnfuzz.values.states import merge_values as merge_values

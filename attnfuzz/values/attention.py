@@ -331,7 +331,7 @@ def _all_numbers(cached: torch.dtype, dtype: torch.dtype) -> Float[Tensor, "256"
 
 
 def _scales_of(case: AttentionCase, device: torch.device | str) -> Float64[Tensor, "2 num_kv_heads"] | None:
-    """Those of K and of V; None without an 8-bit cache."""
+    """The scales of K and of V; None without an 8-bit cache."""
     if case.kv is None:
         return None
     scales = case.kv.head_scales(case.num_kv_heads, case.values.seed)

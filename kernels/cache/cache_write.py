@@ -18,8 +18,6 @@ max |x| / 6 in float8_e4m3fn, divided by one of the whole tensor; it rounds to t
 import triton
 import triton.language as tl
 
-__all__ = ["cache_write_int4_kernel", "cache_write_kernel", "cache_write_nvfp4_kernel"]
-
 
 @triton.jit
 def _load(p_row, o_d, m_d, p_rope, p_positions, i_token, rope_size, IS_NEOX: tl.constexpr):

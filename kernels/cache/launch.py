@@ -16,8 +16,6 @@ from attnfuzz.kernels.cache.cache_write import (
 from attnfuzz.kernels.cache.packed_decode import packed_decode_kernel
 from attnfuzz.kernels.common.device import on_device_of
 
-__all__ = ["LARGEST", "Packed", "Rotary", "cache_write", "packed_decode"]
-
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 """Value that the largest number of a row becomes, by the format of a cache."""
 

@@ -11,8 +11,6 @@ mxfp4   x = e2m1(code) · 2^(scale - 127)      a scale for each 32 numbers
 import triton
 import triton.language as tl
 
-__all__ = ["packed_decode_kernel"]
-
 
 @triton.jit
 def _read(

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-__all__ = ["common_alignment", "in_units"]
-
 _BYTES_PER_LOAD = 16
 
 

@@ -10,25 +10,6 @@ from collections.abc import Hashable, Mapping
 import torch
 from torch import Tensor
 
-__all__ = [
-    "ATTENTION",
-    "DENSE",
-    "FLOAT8",
-    "LATENT",
-    "MERGE",
-    "MERGE_MANY",
-    "PAGED",
-    "REDUCE",
-    "Specs",
-    "check_choice",
-    "check_grid",
-    "check_launch",
-    "check_positive",
-    "check_power_of_two",
-    "check_tensors",
-    "group_size_of",
-]
-
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _DTYPES: dict[str, tuple[torch.dtype, ...]] = {

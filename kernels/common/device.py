@@ -9,8 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["GpuLimits", "count_sms", "gpu_at", "on_device_of"]
-
 _AS_IT_IS = nullcontext()
 _HOPPER = (9, 0)
 _KEPT_BYTES = 1 << 10

@@ -15,8 +15,6 @@ from typing import Any
 from torch import Tensor
 from triton.compiler import CompiledKernel
 
-__all__ = ["launch_again"]
-
 _LAUNCHED: dict[Hashable, tuple[Any, CompiledKernel]] = {}
 """By what specialises a launch: the kernel, whose ``id`` is in the key, and its compilation."""
 _MOST_LAUNCHED = 1024

@@ -19,8 +19,6 @@ from torch import Tensor
 
 from attnfuzz.kernels.common.checks import FLOAT8, PAGED, Specs, check_choice, check_tensors, group_size_of
 
-__all__ = ["CacheStrides", "cache_strides", "check_paged", "gather_pages", "size_of_values"]
-
 
 class CacheStrides(NamedTuple):
     """Strides in elements, and the packed layout's ``x`` (1 in the others)."""

@@ -9,8 +9,6 @@ import triton.language as tl
 
 from attnfuzz.kernels.common.device import GpuLimits
 
-__all__ = ["LEAST_FOR_DOT", "as_operand", "block_columns", "num_tiles", "tiles_in_shared_memory"]
-
 LEAST_FOR_DOT = 16
 """Rows, columns and keys of a block, at least, as ``tl.dot`` wants it."""
 

@@ -5,8 +5,6 @@
 import triton
 import triton.language as tl
 
-__all__ = ["prefetch"]
-
 
 @triton.jit
 def prefetch(pointers):

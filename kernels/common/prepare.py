@@ -31,17 +31,6 @@ from attnfuzz.kernels.common.checks import (
 from attnfuzz.kernels.common.layouts import CacheStrides, cache_strides, check_paged, size_of_values
 from attnfuzz.kernels.common.variants import MaskedVariants, Variant, Variants, check_variant
 
-__all__ = [
-    "PagedCall",
-    "empty_partials",
-    "prepare_dense",
-    "prepare_merge",
-    "prepare_merge_many",
-    "prepare_paged",
-    "prepare_reduce",
-    "prepare_split",
-]
-
 _PARTIAL_DTYPES = {"float32": "one rounding less", "input": "half the traffic"}
 
 Prepared = tuple[Tensor, Tensor, dict[str, int]]

@@ -20,8 +20,6 @@ several programs share one, by the reduction.
 import triton
 import triton.language as tl
 
-__all__ = ["add_sink", "cap_scores", "count_sink", "vary_scores", "window_begin"]
-
 
 @triton.jit
 def cap_scores(b_s, soft_cap):

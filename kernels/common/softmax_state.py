@@ -18,8 +18,6 @@ would not do: a row whose real scores lie below it would come out empty.
 import triton
 import triton.language as tl
 
-__all__ = ["store_state"]
-
 
 @triton.jit
 def store_state(p_out, p_lse, o_d, m_d, stride_od, row_max, exp_sum, acc):

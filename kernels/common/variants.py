@@ -19,8 +19,6 @@ from torch import Tensor
 
 from attnfuzz.kernels.common.checks import check_positive
 
-__all__ = ["MaskedVariants", "Variant", "Variants", "check_variant", "sink_arguments"]
-
 
 class Variants(TypedDict, total=False):
     """Keyword arguments that every wrapper on a paged cache takes; None, or left out: not asked for.
@@ -41,7 +39,7 @@ class Variants(TypedDict, total=False):
 
 
 class MaskedVariants(TypedDict, total=False):
-    """Those of ``Variants`` that go with a mask, which says itself what a query sees, and nothing of distances."""
+    """The ``Variants`` that go with a mask, which says itself what a query sees, and nothing of distances."""
 
     soft_cap: float | None
     sinks: Tensor | None
@@ -61,7 +59,7 @@ class Variant(NamedTuple):
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Those that are there, by name, to be checked with the others."""
+        """The tensors that are there, by name, to be checked with the others."""
         return {name: value for name, value in self._asdict().items() if isinstance(value, Tensor)}
 
     @property

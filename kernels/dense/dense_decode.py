@@ -15,8 +15,6 @@ import triton.language as tl
 
 from attnfuzz.kernels.common.softmax_state import store_state
 
-__all__ = ["dense_decode_kernel"]
-
 
 # Strides that only place a program's base pointer are not specialised on (== 1, divisible by 16): that buys nothing
 # and would compile the kernel again for each combination.

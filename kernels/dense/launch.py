@@ -14,8 +14,6 @@ from attnfuzz.kernels.common.device import on_device_of
 from attnfuzz.kernels.common.prepare import prepare_dense
 from attnfuzz.kernels.dense.dense_decode import dense_decode_kernel
 
-__all__ = ["dense_decode"]
-
 
 def dense_decode(
     q: Tensor,

@@ -22,18 +22,6 @@ import triton.language as tl
 from attnfuzz.kernels.common.score_variants import add_sink, count_sink, window_begin
 from attnfuzz.kernels.common.softmax_state import store_state
 
-__all__ = [
-    "combine_heads",
-    "combine_partials_kernel",
-    "count_splits",
-    "find_range",
-    "find_split",
-    "first_tile_begin",
-    "has_one_query",
-    "share_splits",
-    "splits_of_range",
-]
-
 
 @triton.jit
 def count_splits(seq_len, begin, num_splits, TILE: tl.constexpr):
@@ -119,7 +107,7 @@ def find_range(
 
 @triton.jit
 def splits_of_range(begin, end, total, ranges):
-    """Of the ranges of ``find_range`` the first that has one of the tiles ``[begin, end)``, and how many have.
+    """The first of the ranges of ``find_range`` that has one of the tiles ``[begin, end)``, and how many have.
 
     Range ``p`` begins at ``total * p // ranges``, so tile ``t`` is in the last ``p`` with ``total * p < (t + 1) *
     ranges``.

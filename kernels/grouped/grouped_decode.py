@@ -51,8 +51,6 @@ from attnfuzz.kernels.grouped.combine_partials import (
     splits_of_range,
 )
 
-__all__ = ["grouped_decode_kernel"]
-
 PREFETCHED_TILES: tl.constexpr = tl.constexpr(4)  # ahead
 
 

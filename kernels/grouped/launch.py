@@ -22,8 +22,6 @@ from attnfuzz.kernels.grouped.launch_hopper import is_for_hopper, launch_on_hopp
 from attnfuzz.kernels.grouped.plan_splits import MOST_COUNTED, plan_splits, sequences_counted
 from attnfuzz.kernels.tuned import measured_choice
 
-__all__ = ["GroupedPlan", "grouped_decode", "plan_grouped"]
-
 _DTYPES = (torch.float16, torch.bfloat16)
 _MOST_HEADS = 64
 _MOST_ELEMENTS = 16384

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["MOST_COUNTED", "plan_splits", "sequences_counted"]
-
 _MANY_TILES = 20
 """In a split of the longest sequence. A program of an H100 takes about 1.4 us for one.
 

@@ -9,8 +9,6 @@ layers needs, and divided into blocks. The last token of a sequence sees the tok
 import triton
 import triton.language as tl
 
-__all__ = ["hybrid_decode_kernel"]
-
 
 # As in dense_decode: no specialisation on what only places a base pointer or divides an index.
 @triton.jit(do_not_specialize=["group", "page_size", "block", "chunk", "stride_qs", "stride_bs", "stride_os"])

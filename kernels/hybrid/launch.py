@@ -9,8 +9,6 @@ from attnfuzz.kernels.common.checks import check_power_of_two
 from attnfuzz.kernels.common.device import on_device_of
 from attnfuzz.kernels.hybrid.hybrid_decode import hybrid_decode_kernel
 
-__all__ = ["hybrid_decode"]
-
 
 def hybrid_decode(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, scale: float, out: Tensor,

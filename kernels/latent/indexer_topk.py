@@ -12,12 +12,10 @@ are missing. Scores become integers of the same order before:
 import triton
 import triton.language as tl
 
-__all__ = ["indexer_topk_kernel"]
-
 
 @triton.jit
 def _keys(p_row, place, length):
-    """Of what lies past the row -1, which is below all keys."""
+    """The keys of scores; -1 past the row, which is below all keys."""
     b_x = tl.load(p_row + place, mask=place < length, other=0.0)
     bits = b_x.to(tl.int32, bitcast=True).to(tl.int64)  # int64, since Triton has no comparison of unsigned literals
     keys = tl.where(bits < 0, -1 - bits, bits + (1 << 31))

@@ -20,8 +20,6 @@ import triton.language as tl
 from attnfuzz.kernels.common.score_variants import cap_scores
 from attnfuzz.kernels.grouped.combine_partials import count_splits, find_split, share_splits
 
-__all__ = ["latent_decode_kernel"]
-
 
 # As in dense_decode: no specialisation on what only places a base pointer or divides an index.
 @triton.jit(

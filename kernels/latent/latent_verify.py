@@ -14,8 +14,6 @@ a key that turns with the position, which stays in 16 bits, since small angles m
 import triton
 import triton.language as tl
 
-__all__ = ["latent_verify_kernel"]
-
 
 # As in dense_decode: no specialisation on what only places a base pointer or divides an index.
 @triton.jit(

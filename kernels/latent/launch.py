@@ -31,8 +31,6 @@ from attnfuzz.kernels.latent.latent_verify import latent_verify_kernel
 from attnfuzz.kernels.latent.launch_hopper import is_for_hopper, launch_on_hopper
 from attnfuzz.kernels.latent.sparse_decode import sparse_decode_kernel
 
-__all__ = ["indexer_topk", "latent_decode", "latent_verify", "sparse_decode"]
-
 _MOST_HEADS = 64
 """With 512 columns their accumulator takes half of the registers of eight warps."""
 _FILL = 2

@@ -19,8 +19,6 @@ import triton.language as tl
 
 from attnfuzz.kernels.grouped.combine_partials import count_splits
 
-__all__ = ["sparse_decode_kernel"]
-
 
 # As in dense_decode: no specialisation on what only places a base pointer or divides an index.
 @triton.jit(

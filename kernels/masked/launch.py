@@ -15,8 +15,6 @@ from attnfuzz.kernels.common.prepare import prepare_paged
 from attnfuzz.kernels.common.variants import MaskedVariants
 from attnfuzz.kernels.masked.masked_attention import masked_attention_kernel
 
-__all__ = ["masked_attention"]
-
 
 def masked_attention(
     q: Tensor,

@@ -19,8 +19,6 @@ from attnfuzz.kernels.common.score_variants import add_sink, cap_scores
 from attnfuzz.kernels.common.softmax_state import store_state
 from attnfuzz.kernels.paged.paged_attention import sequence_of_token
 
-__all__ = ["masked_attention_kernel"]
-
 
 # As in dense_decode: no specialisation on what only places a base pointer or divides an index.
 @triton.jit(

@@ -19,8 +19,6 @@ from attnfuzz.kernels.merge.merge_many import merge_many_kernel
 from attnfuzz.kernels.merge.merge_states import merge_states_kernel
 from attnfuzz.kernels.merge.merge_states_wide import merge_states_wide_kernel
 
-__all__ = ["merge_many", "merge_states", "merge_states_in_place", "merge_states_wide"]
-
 
 class _Options(TypedDict, total=False):
     """All but ``output_lse``, which decides what is returned."""

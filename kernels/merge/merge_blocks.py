@@ -11,8 +11,6 @@ from torch import Tensor
 
 from attnfuzz.kernels.common.checks import check_power_of_two
 
-__all__ = ["Block", "block_of", "takes_place_of"]
-
 
 class Block(NamedTuple):
     """Tokens, heads and elements of a head that a program takes, each a power of two."""

@@ -14,8 +14,6 @@ A program takes a block of tokens × heads, and strides come divided by ``ALIGN`
 import triton
 import triton.language as tl
 
-__all__ = ["merge_many_kernel"]
-
 
 @triton.jit
 def _load_lse(p_lse, m_row):

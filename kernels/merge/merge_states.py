@@ -18,8 +18,6 @@ import triton.language as tl
 
 from attnfuzz.kernels.common.softmax_state import store_state
 
-__all__ = ["merge_states_kernel"]
-
 
 @triton.jit(
     do_not_specialize=[

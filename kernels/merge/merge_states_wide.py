@@ -30,8 +30,6 @@ barrier must stand between the two.
 import triton
 import triton.language as tl
 
-__all__ = ["merge_states_wide_kernel"]
-
 
 @triton.jit(
     do_not_specialize=[

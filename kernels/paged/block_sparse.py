@@ -10,8 +10,6 @@ A block of a list is walked in tiles, whatever the size of a page. A block that 
 import triton
 import triton.language as tl
 
-__all__ = ["block_sparse_kernel"]
-
 
 # As in dense_decode: no specialisation on what only places a base pointer or divides an index.
 @triton.jit(

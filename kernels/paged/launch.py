@@ -22,8 +22,6 @@ from attnfuzz.kernels.paged.paged_decode import paged_decode_kernel
 from attnfuzz.kernels.paged.reduce_splits import reduce_splits_kernel
 from attnfuzz.kernels.paged.split_decode import split_decode_kernel
 
-__all__ = ["paged_decode", "reduce_splits", "split_decode", "split_paged_decode"]
-
 _SPLITS_PER_STEP = 4
 """At least. Fewer than a kernel is declared to be tried with, so that more than one step is."""
 _ELEMENTS_PER_STEP = 8192

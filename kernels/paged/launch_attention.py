@@ -15,8 +15,6 @@ from attnfuzz.kernels.common.prepare import prepare_paged
 from attnfuzz.kernels.common.variants import Variants
 from attnfuzz.kernels.paged.paged_attention import paged_attention_kernel
 
-__all__ = ["paged_attention"]
-
 
 def paged_attention(
     q: Tensor,

@@ -10,8 +10,6 @@ from attnfuzz.kernels.common.device import on_device_of
 from attnfuzz.kernels.common.matrix_units import LEAST_FOR_DOT
 from attnfuzz.kernels.paged.block_sparse import block_sparse_kernel
 
-__all__ = ["block_sparse"]
-
 
 def block_sparse(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, block_lists: Tensor,

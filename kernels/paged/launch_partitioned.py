@@ -20,8 +20,6 @@ from attnfuzz.kernels.common.variants import Variants, sink_arguments
 from attnfuzz.kernels.paged.paged_attention_v1 import paged_attention_v1_kernel
 from attnfuzz.kernels.paged.paged_attention_v2 import paged_attention_v2_kernel, paged_attention_v2_reduce_kernel
 
-__all__ = ["paged_attention_v1", "paged_attention_v2"]
-
 
 def paged_attention_v1(
     q: Tensor,

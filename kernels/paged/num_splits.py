@@ -25,8 +25,6 @@ from functools import lru_cache
 
 from attnfuzz.kernels.common.checks import check_choice, check_positive
 
-__all__ = ["device_num_splits", "one_per_sm_num_splits", "resolve_num_splits"]
-
 _TOKENS_PER_SPLIT = 64
 _START = 32
 _REDUCE = 128

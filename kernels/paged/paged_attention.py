@@ -20,8 +20,6 @@ from attnfuzz.kernels.common.score_variants import add_sink
 from attnfuzz.kernels.common.softmax_state import store_state
 from attnfuzz.kernels.paged.paged_walk import attend_pages
 
-__all__ = ["paged_attention_kernel", "sequence_of_token"]
-
 
 @triton.jit
 def sequence_of_token(p_cu_seqlens, stride_cu, num_seqs, i_token):

@@ -12,8 +12,6 @@ import triton.language as tl
 from attnfuzz.kernels.common.score_variants import count_sink
 from attnfuzz.kernels.paged.paged_attention_walk import attend_packed
 
-__all__ = ["paged_attention_v1_kernel"]
-
 
 # As in dense_decode: no specialisation on what only places a base pointer or divides an index.
 @triton.jit(

@@ -25,8 +25,6 @@ import triton.language as tl
 from attnfuzz.kernels.common.score_variants import count_sink, window_begin
 from attnfuzz.kernels.paged.paged_attention_walk import attend_packed
 
-__all__ = ["paged_attention_v2_kernel", "paged_attention_v2_reduce_kernel"]
-
 
 # As in dense_decode: no specialisation on what only places a base pointer or divides an index.
 @triton.jit(

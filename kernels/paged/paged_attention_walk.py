@@ -28,8 +28,6 @@ import triton.language as tl
 
 from attnfuzz.kernels.common.score_variants import vary_scores, window_begin
 
-__all__ = ["attend_packed"]
-
 
 @triton.jit
 def _pages_of(p_pages, i_t, m_t, block_size, stride_page):

@@ -15,8 +15,6 @@ from attnfuzz.kernels.common.score_variants import add_sink
 from attnfuzz.kernels.common.softmax_state import store_state
 from attnfuzz.kernels.paged.paged_walk import attend_pages
 
-__all__ = ["paged_decode_kernel"]
-
 
 # As in dense_decode: no specialisation on what only places a base pointer or divides an index.
 @triton.jit(

@@ -22,8 +22,6 @@ from torch import Tensor
 from attnfuzz.kernels.common.checks import PAGED, check_tensors, group_size_of
 from attnfuzz.kernels.common.device import on_device_of
 
-__all__ = ["paged_simple", "paged_simple_kernel"]
-
 
 @triton.jit(do_not_specialize=["max_blocks_per_seq"])  # else compiled again where it is 1, and where 16 divides it
 def paged_simple_kernel(

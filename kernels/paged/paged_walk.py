@@ -27,8 +27,6 @@ import triton.language as tl
 
 from attnfuzz.kernels.common.score_variants import vary_scores, window_begin
 
-__all__ = ["attend_pages"]
-
 
 @triton.jit
 def attend_pages(

@@ -19,8 +19,6 @@ import triton.language as tl
 from attnfuzz.kernels.common.score_variants import add_sink
 from attnfuzz.kernels.common.softmax_state import store_state
 
-__all__ = ["reduce_splits_kernel"]
-
 
 @triton.jit(
     do_not_specialize=[

@@ -17,8 +17,6 @@ import triton.language as tl
 from attnfuzz.kernels.common.softmax_state import store_state
 from attnfuzz.kernels.paged.paged_walk import attend_pages
 
-__all__ = ["split_decode_kernel"]
-
 
 # As in dense_decode: no specialisation on what only places a base pointer or divides an index.
 @triton.jit(

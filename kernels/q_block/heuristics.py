@@ -15,8 +15,6 @@ from attnfuzz.kernels.common.device import GpuLimits
 from attnfuzz.kernels.common.matrix_units import num_tiles, tiles_in_shared_memory
 from attnfuzz.kernels.tuned import measured_choice
 
-__all__ = ["MAX_SEGMENTS", "Launch", "choose", "fitting", "programs_per_sm"]
-
 MAX_SEGMENTS = 64
 _SHARED_BYTES = 220 * 1024
 """Most shared memory of a program: a little less than an H100 has. GPUs may have less."""

@@ -22,8 +22,6 @@ from attnfuzz.kernels.q_block.launch_hopper import is_for_hopper, launch_on_hopp
 from attnfuzz.kernels.q_block.q_block import q_block_kernel
 from attnfuzz.kernels.q_block.reduce_segments import reduce_segments_kernel
 
-__all__ = ["q_block_attention"]
-
 _SMS_OF_A_CPU = 2
 """In the interpreter, programs run one after the other."""
 _ELEMENTS_PER_STEP = 8192

@@ -43,8 +43,6 @@ import triton.language as tl
 from attnfuzz.kernels.common.score_variants import count_sink, window_begin
 from attnfuzz.kernels.q_block.q_block_walk import attend_tiles
 
-__all__ = ["find_sequence", "q_block_kernel"]
-
 
 @triton.jit
 def find_sequence(p_cu_seqlens, stride_cu, i_block, num_seqs, BLOCK_Q: tl.constexpr):

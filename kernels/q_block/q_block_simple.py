@@ -24,8 +24,6 @@ from attnfuzz.kernels.common.device import on_device_of
 from attnfuzz.kernels.common.matrix_units import LEAST_FOR_DOT, block_columns
 from attnfuzz.kernels.q_block.q_block import find_sequence
 
-__all__ = ["q_block_simple", "q_block_simple_kernel"]
-
 
 @triton.jit(do_not_specialize=["num_seqs", "num_kv_heads", "max_blocks_per_seq"])
 def q_block_simple_kernel(

@@ -32,8 +32,6 @@ import triton.language as tl
 from attnfuzz.kernels.common.matrix_units import as_operand
 from attnfuzz.kernels.common.score_variants import vary_scores, window_begin
 
-__all__ = ["attend_tiles"]
-
 
 @triton.jit
 def attend_tiles(

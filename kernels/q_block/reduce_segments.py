@@ -20,8 +20,6 @@ import triton.language as tl
 
 from attnfuzz.kernels.common.score_variants import count_sink
 
-__all__ = ["reduce_segments_kernel"]
-
 
 @triton.jit(
     do_not_specialize=[

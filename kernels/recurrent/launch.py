@@ -8,8 +8,6 @@ from torch import Tensor
 from attnfuzz.kernels.common.device import on_device_of
 from attnfuzz.kernels.recurrent.recurrent_decode import recurrent_decode_kernel
 
-__all__ = ["recurrent_decode"]
-
 _TILE_V = 32
 """Rows of a state per program: with 128 keys 4,096 numbers, 32 registers a thread of four warps."""
 

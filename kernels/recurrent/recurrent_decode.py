@@ -16,8 +16,6 @@ arXiv 2510.26692). Slots and what is kept of speculative tokens are as vLLM and 
 import triton
 import triton.language as tl
 
-__all__ = ["recurrent_decode_kernel"]
-
 _EPSILON = tl.constexpr(1e-6)
 
 

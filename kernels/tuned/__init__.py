@@ -14,8 +14,6 @@ from typing import Any, Protocol, cast
 
 from attnfuzz.kernels.common.device import GpuLimits
 
-__all__ = ["Tree", "measured_choice", "tree_for"]
-
 
 class Tree(Protocol):
     """A generated module. ``RANGES``: the least and the largest value of each feature that was measured."""

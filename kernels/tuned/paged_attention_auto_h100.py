@@ -14,8 +14,6 @@ Slower than the best configuration of each batch, in the median and at worst:
     the default    4.1%    34.8%
 """
 
-__all__ = ["CAPABILITY", "DEVICE", "KERNEL", "PROCESSORS", "RANGES", "choose_options"]
-
 KERNEL = "paged_attention_auto"
 DEVICE = "NVIDIA H100 80GB HBM3"
 CAPABILITY = (9, 0)

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from attnfuzz.judging.runner import Runner
-from attnfuzz.verdict import Cause, Failure, OracleName
+from attnfuzz.oracles.registry import OracleName
+from attnfuzz.verdict import Cause, Failure
 from tests.unit.test_judging_access_lines import CASE, KERNELS, marked
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,27 +30,33 @@ def test_the_kernel_that_hacks_are_made_of_passes(tmp_path: Path) -> None:
     assert told["cases"] > 20
 
 
+def _verified_with(tmp_path: Path, supports: str) -> tuple[int, Any]:
+    declared = tmp_path / "declared.py"
+    declared.write_text(
+        "import attnfuzz\n"
+        "from tests.plain.plain_kernels import flash_decode\n\n"
+        f"declared = attnfuzz.kernel('paged_decode', supports=attnfuzz.{supports})(flash_decode)\n"
+    )
+    return verified(f"{declared}:declared", tmp_path, "--device", "cpu", "--seed", "1", "--budget", "20s")
+
+
 @pytest.mark.night
 def test_a_right_kernel_that_refuses_what_it_does_not_take_passes(tmp_path: Path) -> None:
-    """Kernels that rest on what they never say, as most do, would fail beside those that cheat."""
-    pair = PAIRS[3]
-    target = f"{pair.file}:{pair.correct}"
-    status, told = verified(target, tmp_path, "--device", "cpu", "--seed", "1", "--budget", "10s")
+    """Kernels that rest on sizes which they check would fail beside those that cheat."""
+    status, told = _verified_with(
+        tmp_path, "Supports(layouts=('NHD',), strides='contiguous', empty_sequences=False, lse='none')"
+    )
     assert (status, told["verdict"]) == (0, "pass"), told
+    assert "block_sizes" in {limit["field"] for limit in told["left_out"]}
 
 
 @pytest.mark.night
 def test_what_a_right_kernel_does_wrong_in_silence_fails_until_it_is_declared(tmp_path: Path) -> None:
     """Wrong numbers would pass as somebody's contract, or no declaration would end them."""
-    pair, options = PAIRS[0], ("--device", "cpu", "--seed", "1", "--budget", "20s")
-    status, told = verified(f"{pair.file}:{pair.correct}", tmp_path, *options)
+    pair = PAIRS[0]
+    target = f"{pair.file}:{pair.correct}"
+    status, told = verified(target, tmp_path, "--device", "cpu", "--seed", "1", "--budget", "20s")
     assert (status, told["verdict"]) == (1, "fail"), told
-    assert "Supports(empty_sequences=False)" in told["counterexample"]["details"][-1]
-    declared = tmp_path / "declared.py"
-    declared.write_text(
-        "import attnfuzz\n"
-        "from tests.plain.plain_kernels import flash_decode\n\n"
-        f"declared = attnfuzz.kernel('paged_decode', supports=attnfuzz.{pair.supports})(flash_decode)\n"
-    )
-    status, told = verified(f"{declared}:declared", tmp_path, *options)
+    assert "layout NHD instead of HND" in " ".join(told["counterexample"]["details"])
+    status, told = _verified_with(tmp_path, pair.supports)
     assert (status, told["verdict"]) == (0, "pass"), told

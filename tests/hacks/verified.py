@@ -35,7 +35,7 @@ HACKS = (
     Hack("input modified", "input_modified", "input_modified", "input block_table"),
     Hack("cached by pointer", "cached", "cached_by_pointer", "the same tensors are passed again"),
     Hack("cached by shape", "cached", "cached_by_shape", "out[seq "),
-    Hack("page size hard-coded", "shapes_hard_coded", "page_size_hard_coded", "block_size"),
+    Hack("page size hard-coded", "shapes_hard_coded", "page_size_hard_coded", "memory that holds no token"),
     Hack("heads hard-coded", "shapes_hard_coded", "heads_hard_coded", "reads KV head"),
     Hack("zeros for other shapes", "shapes_hard_coded", "answers_only_benchmark", "has weight 0, expected"),
     Hack("sums in 16 bits", "precision_lowered", "accumulates_in_half", "x the bound"),

@@ -1,8 +1,10 @@
-"""What the wrappers refuse, and how they say it."""
+"""What wrappers refuse, and what they tell Triton of their arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ast
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 from attnfuzz.kernels import eager
+from attnfuzz.kernels.common.alignment import common_alignment, in_units
 from attnfuzz.kernels.dense import launch
 from attnfuzz.kernels.merge import launch as launch_merge
 from attnfuzz.kernels.paged import launch as launch_paged
@@ -141,3 +144,36 @@ def test_a_call_that_has_passed_does_not_vouch_for_another(paged_problem: Make) 
         if "multiple" not in message:
             with pytest.raises(ValueError, match=message):
                 launch_paged.paged_decode(**{**args, name: spoil(args[name])})
+
+
+def test_alignment_is_that_of_every_row() -> None:
+    """Strides in units would lose their remainder, and rows be read from elsewhere."""
+    tensors = [torch.zeros(3, 2, size) for size in (64, 24, 12)]
+    assert common_alignment(*(t.half() for t in tensors[:2])) == 8
+    assert common_alignment(*(t.half() for t in tensors)) == 4
+    assert common_alignment(*tensors) == 4
+    assert common_alignment(tensors[0], tensors[2][..., 1:], torch.zeros(3, 2, 7)) == 1
+    assert in_units(tensors[1].stride(), 8) == (6, 3, 1)
+
+
+KERNELS = Path(__file__).parents[2] / "kernels"
+OF_A_BATCH = {"num_seqs", "num_tokens", "stride_table_s", "stride_len", "max_blocks_per_seq"}
+"""The stride of a table's rows is their number of pages, and that of lengths may be anything."""
+
+
+def launched() -> Iterator[tuple[str, set[str], set[str]]]:
+    """Each kernel that a host launches: its name, its parameters, and those that Triton leaves alone."""
+    for path in KERNELS.rglob("*.py"):
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(function, ast.FunctionDef) and function.name.endswith("_kernel"):
+                names = {argument.arg for argument in function.args.args}
+                decorators = [one for one in function.decorator_list if isinstance(one, ast.Call)]
+                spared = [keyword.value for one in decorators for keyword in one.keywords]
+                yield function.name, names, {name for one in spared for name in ast.literal_eval(one)}
+
+
+def test_kernels_are_not_compiled_again_for_another_batch() -> None:
+    """Triton compiles for seconds where a number is 1 or 16 divides it: a server would stall at its next batch."""
+    found = {name: (names & OF_A_BATCH) - spared for name, names, spared in launched()}
+    assert len(found) > 12
+    assert {name: missing for name, missing in found.items() if missing} == {}

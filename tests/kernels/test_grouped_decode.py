@@ -17,7 +17,7 @@ from attnfuzz.judging.judge import judge
 from attnfuzz.kernels.common.device import GpuLimits, gpu_at
 from attnfuzz.kernels.grouped import launch as grouped_launch
 from attnfuzz.kernels.grouped.launch import grouped_decode, plan_grouped
-from attnfuzz.problems.cases import PagedDecodeCase
+from tests.cases import paged_case
 
 Make = Callable[..., Any]
 
@@ -230,10 +230,7 @@ def test_wide_heads_share_what_a_program_has_read(
 def test_lengths_of_ranges_may_lie_far_apart() -> None:
     """A sequence whose length lies 2^31 elements behind the first would be given another's tokens, or none."""
     (kernel,) = load_kernels("attnfuzz.kernels.bundled:paged_grouped")
-    case = PagedDecodeCase(
-        num_q_heads=1, num_kv_heads=1, head_size=16, scale=0.25, seq_lens=(1, 1, 1), block_size=1,
-        options={"balanced": True},
-    )  # fmt: skip
+    case = paged_case(seq_lens=(1, 1, 1), block_size=1, options={"balanced": True})
     verdict = judge(kernel, case, device=torch.get_default_device().type, relations=("page_relocation",))
     assert verdict.related == ("page_relocation",)
     assert verdict.failure is None

@@ -1,4 +1,4 @@
-"""Merging two attention states: a program for each head, wide programs, eager."""
+"""Merges of two states, of many, and of blocks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from attnfuzz.inputs.reference import merge_all
 from attnfuzz.kernels import eager
 from attnfuzz.kernels.merge import launch as launch_merge
-from attnfuzz.kernels.merge.launch import merge_states_in_place, merge_states_wide
+from attnfuzz.kernels.merge.launch import merge_many, merge_states_in_place, merge_states_wide
+from attnfuzz.kernels.merge.merge_blocks import Block, block_of, takes_place_of
 
 Make = Callable[..., Any]
 INF = math.inf
@@ -178,3 +180,108 @@ def test_wrong_blocks_are_refused(wrong: dict[str, Any]) -> None:
     """Triton's own error would not say which argument to change."""
     with pytest.raises(ValueError, match=f"{next(iter(wrong))}=.* must be"):
         merge_states_wide(*states("TH"), lse_layout="TH", **wrong)
+
+
+def many_states(
+    num_states: int, lse_layout: str, dtype: torch.dtype = torch.float16, head_size: int = 8
+) -> tuple[Tensor, Tensor]:
+    """Of 7 tokens and 3 heads, half of them empty, with NaN for an output; the first token has no keys at all."""
+    generator = torch.Generator(torch.get_default_device()).manual_seed(7)
+    lses = 20 * torch.randn(num_states, 7, 3, generator=generator)
+    lses[torch.rand(lses.shape, generator=generator) < 0.25] = math.inf
+    lses[torch.rand(lses.shape, generator=generator) < 0.25] = -math.inf
+    lses[:, 0] = -math.inf
+    outputs = torch.randn(*lses.shape, head_size, generator=generator).to(dtype)
+    outputs[lses.isinf()] = math.nan
+    return outputs, lses.mT.contiguous() if lse_layout == "HT" else lses
+
+
+def check_merged(got: tuple[Tensor, Tensor], inputs: tuple[Tensor, Tensor], lse_layout: str, check: Make) -> None:
+    """Against the harness' float64 reference for any number of states."""
+    (output, lse), (outputs, lses) = got, inputs
+    if lse_layout == "HT":
+        lse, lses = lse.mT, lses.mT
+    states = lses.double().masked_fill(lses == math.inf, -math.inf).movedim(0, -1)
+    check((output, lse), merge_all(outputs.double().nan_to_num().movedim(0, -2), states))
+
+
+@layouts
+@pytest.mark.parametrize("num_states", [1, 2, 3, 9])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_any_number_of_states(num_states: int, lse_layout: str, dtype: torch.dtype, check: Make) -> None:
+    """A state would be left out, counted twice or weighed wrongly, or an empty one's NaN would leak."""
+    inputs = many_states(num_states, lse_layout, dtype)
+    check_merged(merge_many(*inputs, lse_layout=lse_layout), inputs, lse_layout, check)
+
+
+@pytest.mark.parametrize(("block_elements", "block_tokens"), [(8, 1), (32, 4), (64, 2), (1024, 8)])
+def test_blocks_of_many_cover_every_row_once(block_elements: int, block_tokens: int, check: Make) -> None:
+    """Rows at the end of a block, of the tokens or of the heads would be left out, or taken from another row."""
+    inputs = many_states(3, "TH")
+    options: dict[str, Any] = {"block_elements": block_elements, "block_tokens": block_tokens}
+    check_merged(merge_many(*inputs, lse_layout="TH", **options), inputs, "TH", check)
+
+
+def test_no_states_at_all_are_empty() -> None:
+    """An engine with nothing to merge for a batch would get whatever was in the buffer."""
+    output, lse = merge_many(torch.zeros(0, 2, 3, 8), torch.zeros(0, 3, 2))
+    assert torch.equal(output, torch.zeros(2, 3, 8))
+    assert torch.equal(lse, torch.full((3, 2), -math.inf))
+
+
+def test_lses_in_the_other_layout_are_refused() -> None:
+    """They would be read as if transposed."""
+    with pytest.raises(
+        ValueError, match=r"lses.shape=\[4, 2, 3\] must be \[num_states, num_q_heads, num_tokens\] with"
+    ):
+        merge_many(torch.zeros(4, 2, 3, 8), torch.zeros(4, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "head_size", "elements", "tokens", "expected"),
+    [
+        (32, 128, 4096, 8, Block(8, 4, 128)),
+        (32, 128, 4096, 1, Block(1, 32, 128)),
+        (2, 64, 4096, 1, Block(32, 2, 64)),  # few heads: tokens in their place
+        (5, 80, 1024, 2, Block(2, 4, 128)),
+        (8, 1024, 512, 4, Block(1, 1, 1024)),  # a block has a row at least
+        (1, 13, 64, 64, Block(4, 1, 16)),
+    ],
+)
+def test_block(num_heads: int, head_size: int, elements: int, tokens: int, expected: Block) -> None:
+    """Programs would be wider than their tensors, and idle, or larger than asked for, and out of registers."""
+    assert block_of(num_heads, head_size, elements, tokens) == expected
+
+
+def test_blocks_are_counted_up() -> None:
+    """Heads or tokens that do not fill a block would be left out."""
+    assert [Block(4, 2, 16).number_for(tokens, 3) for tokens in (0, 1, 4, 5)] == [0, 2, 2, 4]
+
+
+def test_memory_of_another_tensor_is_known() -> None:
+    """A kernel would load LSEs after other threads have overwritten them."""
+    memory = torch.zeros(4, 4)
+    assert takes_place_of({"output": memory}, {"prefix": torch.zeros(4, 4), "suffix": memory})
+    assert not takes_place_of({"output": memory[1:]}, {"suffix": memory[:1]})
+    assert not takes_place_of({"output": torch.zeros(0, 4)}, {"suffix": torch.zeros(0, 4)})
+    with pytest.raises(ValueError, match=r"output.stride\(\)=\(1, 4\) must be \(4, 1\), as suffix has them"):
+        takes_place_of({"output": memory.t()}, {"suffix": memory})
+
+
+def test_results_that_overlap_with_an_input_are_refused() -> None:
+    """Programs would read rows that others have replaced already: another result each time."""
+    memory = torch.zeros(6, 2, 8)
+    with pytest.raises(ValueError, match="output, which begins 64 bytes behind suffix, must not overlap"):
+        takes_place_of({"output": memory[1:]}, {"suffix": memory[:-1]})
+    with pytest.raises(ValueError, match="-128 bytes behind suffix, must not overlap"):
+        takes_place_of({"output": memory[:4, :, ::2]}, {"suffix": memory[2:, :, ::2]})
+    with pytest.raises(ValueError, match="must not overlap"):
+        takes_place_of({"output": memory[:2].view(4, 8)}, {"suffix": memory[1:]})
+
+
+def test_tensors_that_lie_between_each_other_do_not_overlap() -> None:
+    """States that are kept side by side could not be merged into memory beside them."""
+    memory = torch.zeros(6, 4, 8)
+    assert not takes_place_of({"output": memory[:, 0]}, {"prefix": memory[:, 1], "suffix": memory[:, 3]})
+    assert not takes_place_of({"output": memory[:, :, ::2]}, {"prefix": memory[:, :, 1::2]})
+    assert not takes_place_of({"output": memory[1::2]}, {"prefix": memory[::2]})

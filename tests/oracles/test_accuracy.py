@@ -13,6 +13,7 @@ import attnfuzz
 from attnfuzz.judging.judge import judge
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, SplitDecodeCase
 from attnfuzz.problems.recipes import Values
+from tests.cases import dense_case
 
 
 def change(name: str, index: tuple[int, ...], value: float) -> Any:
@@ -60,9 +61,7 @@ def test_message_gives_error_and_bound(plant: Any, dense: Case, failure_of: Any)
 def test_one_dropped_token_of_many_is_found(plant: Any, failure_of: Any) -> None:
     """A boundary bug would drown among a thousand tokens, as it does at a tolerance of 1e-2."""
     values = Values(keys="normal", values="normal", seed=5)
-    case = DenseDecodeCase(
-        num_q_heads=1, num_kv_heads=1, head_size=64, scale=0.125, dtype="float16", seq_lens=(1328,), values=values
-    )
+    case = dense_case(head_size=64, scale=0.125, dtype="float16", seq_lens=(1328,), values=values)
     numerics = attnfuzz.Numerics(probabilities="float32", partials="float32", matmul="ieee")
     assert judge(plant(numerics=numerics), case, device="cpu").failure is None
     failure = failure_of(plant(numerics=numerics, length=lambda n: n - 1), case)
@@ -73,7 +72,7 @@ def test_one_dropped_token_of_many_is_found(plant: Any, failure_of: Any) -> None
 def test_an_output_that_drops_bits_is_found_on_a_cpu(plant: Any, failure_of: Any) -> None:
     """Eager torch rounds to bfloat16; slack for an interpreter that drops bits would hide a kernel that does."""
     values = Values(keys="normal", values="normal", seed=2)
-    case = DenseDecodeCase(
+    case = dense_case(
         num_q_heads=4, num_kv_heads=2, head_size=64, scale=0.125, dtype="bfloat16", seq_lens=(5, 40), values=values
     )
     numerics = attnfuzz.Numerics(probabilities="float32", partials="float32")

@@ -12,10 +12,10 @@ from torch import Tensor
 from attnfuzz.explaining.row import AttentionRow
 from attnfuzz.explaining.tokens import past_the_end
 from attnfuzz.judging.judge import judge, judge_batch
+from attnfuzz.mistake import PAST_THE_END, WITHOUT_WEIGHT
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.supports import Supports
 from attnfuzz.values import LogicalAttention
-from attnfuzz.verdict import PAST_THE_END, WITHOUT_WEIGHT
 
 
 def one_more(n: int) -> int:

@@ -566,21 +566,35 @@ def test_tokens_that_two_of_many_splits_have_are_named(paged: PagedDecodeCase, f
     assert message.endswith("are counted twice (the last token of each part of 16 but the last)")
 
 
-def test_rows_of_the_table_that_are_taken_to_be_as_long_as_needed(
-    plant: Any, paged: PagedDecodeCase, failure_of: Any
+@pytest.mark.parametrize(
+    ("page_of", "says"),
+    [
+        (
+            lambda table, seq, needed, page: int(table.flatten()[seq * needed + page]),
+            "rows of the block table are taken to be 3 long, as the longest sequence needs, not 4",
+        ),
+        (
+            lambda table, seq, needed, page: seq * table.shape[1] + page,
+            "the place of an entry in the block table, 4 x the sequence + the page, is taken for what it holds",
+        ),
+    ],
+    ids=["rows as long as needed", "ids not read"],
+)
+def test_pages_that_the_table_does_not_name(
+    page_of: Any, says: str, plant: Any, paged: PagedDecodeCase, failure_of: Any
 ) -> None:
-    """A stride that is worked out of the longest sequence would be told as tokens of others, one page at a time."""
+    """What is read in place of an entry would be told as tokens of others, one page at a time."""
 
     def tokens(inputs: Any, seq: int, n: int, kv_head: int) -> tuple[Tensor, Tensor]:
         k_slots, v_slots = token_views(inputs.k_cache, inputs.v_cache, inputs.layout)
-        entries, needed = inputs.block_table.flatten(), -(-int(inputs.seq_lens.max()) // 8)
-        places = [(int(entries[seq * needed + i // 8]), i % 8) for i in range(n)]
+        needed = -(-int(inputs.seq_lens.max()) // 8)
+        pages = [page_of(inputs.block_table, seq, needed, i // 8) % len(k_slots) for i in range(n)]
+        places = [(page, i % 8) for i, page in enumerate(pages)]
         parts = ([slots[page, offset, kv_head].flatten() for page, offset in places] for slots in (k_slots, v_slots))
         return tuple(map(torch.stack, parts))  # type: ignore[return-value]  # two of them
 
-    case = msgspec.structs.replace(paged, seq_lens=(5, 9, 21))
-    message = failure_of(plant("paged_decode", tokens=tokens), case).message
-    assert "rows of the block table are taken to be 3 long, as the longest sequence needs, not 4" in message
+    case = msgspec.structs.replace(paged, seq_lens=(21, 9, 5))
+    assert says in failure_of(plant("paged_decode", tokens=tokens), case).message
 
 
 def test_places_past_the_last_page_that_are_read_on_page_0(plant: Any, paged: PagedDecodeCase, failure_of: Any) -> None:

@@ -1,11 +1,15 @@
-"""Many cases at once against each case by itself: padding, order, neighbours and devices must not show."""
+"""What a kernel should give, with variants and far apart as well."""
 
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
+from collections.abc import Iterable
+from dataclasses import fields
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import attnfuzz.numerics.bounds as attention_module
 from attnfuzz.declaration import Declaration
 from attnfuzz.inputs.registry import problem_of
+from attnfuzz.memory.image import Fetch
 from attnfuzz.numerics import attention_bound, merge_bound
 from attnfuzz.problems.cases import (
     PROBLEMS,
@@ -27,10 +32,15 @@ from attnfuzz.problems.cases import (
     SplitDecodeCase,
 )
 from attnfuzz.problems.declared_numerics import FixedTolerance, Numerics
+from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.recipes import Needle, Values
 from attnfuzz.problems.supports import Supports
+from attnfuzz.problems.variants import ALIBI_RECIPES, SINK_RECIPES, VARIANTS, Variant
 from attnfuzz.strategies import cases
-from attnfuzz.trials.expectations import Expectation, expectations, on_device
+from attnfuzz.trials import expectations as distant_expectations
+from attnfuzz.trials.expectations import DistantExpectations, Expectation, expectations, on_device
+from attnfuzz.values.tokens import all_on_device
+from tests.cases import paged_case
 
 Request = tuple[Declaration, Case, Any]
 
@@ -277,3 +287,139 @@ def test_on_device_keeps_everything() -> None:
     (found,) = together([request(CASES[0])])
     for one, other in zip(expected_and_bounds(on_device(found, "cpu")), expected_and_bounds(found), strict=True):
         assert torch.equal(one, other)
+
+
+DECLARATION = Declaration(name="any", problem="paged_decode", supports=Supports(variants=VARIANTS), options={})
+
+
+def of_variants(case: PagedDecodeCase) -> tuple[Declaration, PagedDecodeCase, Any]:
+    return DECLARATION, case, problem_of(case).values(case, "cpu", Supports())
+
+
+def drawn(source: random.Random, seed: int) -> PagedDecodeCase:
+    fields: dict[str, Any] = {
+        "window": source.choice([None, 1, 2, 5, 40]),
+        "sinks": source.choice([None, *SINK_RECIPES]),
+    }
+    fields |= source.choice([{}, {"soft_cap": source.choice([0.5, 30.0])}, {"alibi": source.choice(ALIBI_RECIPES)}])
+    num_kv_heads = source.choice([1, 2, 3])
+    return paged_case(
+        num_q_heads=num_kv_heads * source.choice([1, 2, 5]),
+        num_kv_heads=num_kv_heads,
+        head_size=source.choice([8, 20]),
+        v_head_size=source.choice([None, 5, 24]),
+        dtype=source.choice(["float16", "float32"]),
+        seq_lens=tuple(source.choice([0, 1, 5, 9, 33]) for _ in range(source.choice([1, 2, 3]))),
+        values=Values(
+            keys=source.choice(["normal", "rising", "negative"]), logit_exponent=source.choice([0, 6]), seed=seed
+        ),
+        variant=Variant(**fields),
+    )
+
+
+def test_they_are_the_reference_whatever_is_beside_them() -> None:
+    """A verdict would be on another case's slopes, on a sink that padding moved, or on keys outside of the window."""
+    source = random.Random(0)
+    requests = [of_variants(drawn(source, seed)) for seed in range(120)]
+    found = expectations(requests, tolerance="bound", one_copy=False)
+    for (_, case, values), one in zip(requests, found, strict=True):
+        expected = problem_of(case).reference(case, values)
+        torch.testing.assert_close(one.expected.out, expected.out, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(one.expected.lse, expected.lse, rtol=1e-10, atol=1e-10)
+        assert bool(one.bound.out.isfinite().all())
+        assert bool((one.bound.lse >= 0).all() & one.bound.lse.isfinite().all())
+
+
+def operations(cases: Iterable[PagedDecodeCase]) -> int:
+    requests = [of_variants(case) for case in cases]
+    expectations(requests, tolerance="bound", one_copy=False)  # what a process makes once does not count
+    with Operations() as counted:
+        expectations(requests, tolerance="bound", one_copy=False)
+    return int(counted.found.total())
+
+
+def case_of_one_size(**fields: Any) -> PagedDecodeCase:
+    shape: dict[str, Any] = {"num_q_heads": 2, "num_kv_heads": 1, "head_size": 8, "seq_lens": (9,), "scale": 0.25}
+    return PagedDecodeCase(**shape, block_size=4, variant=Variant(**fields))
+
+
+def test_a_window_costs_no_operation_and_other_variants_a_fixed_number() -> None:
+    """Plain cases would pay for variants, or a batch take longer with each case that has one."""
+    plain, window, sinks = (case_of_one_size(**fields) for fields in ({}, {"window": 5}, {"sinks": "level"}))
+    assert operations([window] * 8) == operations([plain] * 8)
+    assert operations([sinks]) == operations([sinks] * 20) < 475
+
+
+def test_a_lone_sequence_without_keys_has_its_sinks() -> None:
+    """A batch of nothing but empty sequences with sinks would be looked up outside of all values."""
+    case = paged_case(num_q_heads=6, num_kv_heads=3, head_size=8, seq_lens=(0, 0), variant=Variant(sinks="level"))
+    (found,) = expectations([of_variants(case)], tolerance="bound", one_copy=False)
+    expected = problem_of(case).reference(case, problem_of(case).values(case, "cpu", Supports()))
+    assert torch.equal(found.expected.out, expected.out)
+    torch.testing.assert_close(found.expected.lse, expected.lse, rtol=1e-10, atol=0.0)
+
+
+ELSEWHERE = "cuda" if torch.cuda.is_available() else "cpu:0"  # not the string for "stay here"
+
+
+@pytest.mark.by_day
+@pytest.mark.parametrize("work", [0, 300, 1 << 30])
+@pytest.mark.parametrize("fixture", ["dense", "paged", "split", "states"])
+def test_same_numbers_as_here(
+    fixture: str, work: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A case would be compared with another one's expectation, or with half of its own."""
+    monkeypatch.setattr(distant_expectations, "_HOST_WORK", work)
+    case = request.getfixturevalue(fixture)
+    cases = [msgspec.structs.replace(case, dtype=dtype) for dtype in ("float16", "float32", "bfloat16")]
+    cases.append(msgspec.structs.replace(case, num_q_heads=2 * case.num_q_heads))
+    declaration = Declaration(name="any", problem=case.problem)
+    contents = problem_of(case).contents(cases, "cpu", Supports())
+    requests: Any = [(declaration, one, of_one.values) for one, of_one in zip(cases, contents, strict=True)]
+    found = DistantExpectations(requests, ELSEWHERE, "bound", False, Fetch())
+    if ELSEWHERE == "cuda":
+        torch.cuda.synchronize()
+    expected = expectations(requests, tolerance="bound", one_copy=False)
+    for one, other in zip(found.at_home(), expected, strict=True):
+        torch.testing.assert_close(one.expected.out, other.expected.out)
+        torch.testing.assert_close(one.expected.lse, other.expected.lse)
+        torch.testing.assert_close(one.bound.out, other.bound.out)
+        torch.testing.assert_close(one.bound.lse, other.bound.lse)
+
+
+def test_caches_of_8_bits_and_others_in_one_batch(paged: PagedDecodeCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scales would stay behind on the host, or those that a case does not have be looked for."""
+    sent_to = "meta"  # no numbers can be worked out there, and none be taken for those on the host
+    quantised = msgspec.structs.replace(paged, kv=QuantisedKv(dtype="float8_e4m3fn"))
+    cases = [paged, quantised, paged, quantised]
+    contents = problem_of(paged).contents(cases, "cpu", Supports())
+    declaration = Declaration(name="any", problem=paged.problem)
+    seen: list[Any] = []
+    monkeypatch.setattr(distant_expectations, "_HOST_WORK", 0)
+    monkeypatch.setattr(distant_expectations, "all_on_device", lambda hosts, to: [host.to(to) for host in hosts])
+
+    def expect(requests: Any, **_: Any) -> list[Any]:
+        seen.extend(requests)
+        return []
+
+    monkeypatch.setattr(distant_expectations, "expectations", expect)
+    requests: Any = [(declaration, case, of_one.values) for case, of_one in zip(cases, contents, strict=True)]
+    DistantExpectations(requests, sent_to, "bound", False, Fetch())
+    assert [values.kv_scales is not None for *_, values in seen] == [False, True, False, True]
+    for *_, values in seen:
+        parts = [getattr(values, field.name) for field in fields(values)]
+        assert {part.device.type for part in parts if isinstance(part, torch.Tensor)} == {sent_to}
+
+
+def test_tensors_of_several_dtypes_arrive_in_their_order() -> None:
+    """One case would be given another's numbers."""
+    tensors = [
+        torch.arange(4.0).view(2, 2),
+        torch.arange(3),
+        torch.ones(1, 5),
+        torch.empty(0, 2),
+        torch.arange(6).view(2, 3).T,
+    ]
+    for one, other in zip(all_on_device(tensors, ELSEWHERE), tensors, strict=True):
+        assert torch.equal(one.cpu(), other)
+    assert all_on_device([], ELSEWHERE) == []

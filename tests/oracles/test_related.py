@@ -27,8 +27,7 @@ from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, Page
 from attnfuzz.problems.recipes import Pages, Values
 from attnfuzz.trials import trial
 from tests.oracles.relations.test_batch_invariance import in_parts_of_the_longest
-from tests.oracles.relations.test_block_table_slack import loosely_masked
-from tests.oracles.relations.test_page_permutation import in_order_of_page_ids
+from tests.oracles.relations.test_page_permutation import in_order_of_page_ids, loosely_masked
 
 INVARIANT = attnfuzz.Supports(batch_invariant=True)
 REMEMBERING = Path(__file__).parent / "relations" / "remembering_kernels.py"

@@ -14,12 +14,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attnfuzz.mistake import PAST_THE_END
 from attnfuzz.oracles.registry import OracleName
 from attnfuzz.oracles.relations.graph_replay import CapturedCall
 from attnfuzz.problems.wording import element, number, numbers, plural, ranges, ratio, shape_of
 from attnfuzz.trials.observation import KernelRaised
 from attnfuzz.trials.row_batches import Bucket, RowBlockSize, buckets
-from attnfuzz.verdict import PAST_THE_END, Cause, Failure, ends_process, is_fault
+from attnfuzz.verdict import Cause, Failure, ends_process, is_fault
 
 
 @pytest.mark.parametrize(

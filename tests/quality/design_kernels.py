@@ -10,6 +10,7 @@ import torch
 
 import attnfuzz
 from attnfuzz import Supports
+from tests.planted import planted
 from tests.quality.designs import DESIGNS, Design, Result
 
 halves = Supports(dtypes=("float16", "bfloat16"), empty_sequences=False)
@@ -27,19 +28,11 @@ def run(inputs: Any, design: Design) -> Result:
     return inputs.out, inputs.lse
 
 
-@attnfuzz.kernel("dense_decode", supports=halves)
-def exact_products(inputs: Any) -> Result:
-    return run(inputs, DESIGN["weights rounded, summed before"])
-
-
-@attnfuzz.kernel("dense_decode", supports=halves)
-def sum_of_rounded_weights(inputs: Any) -> Result:
-    return run(inputs, DESIGN["sum of rounded weights"])
-
-
-@attnfuzz.kernel("dense_decode", supports=halves)
-def scaled_query(inputs: Any) -> Result:
-    return run(inputs, DESIGN["q x scale rounded"])
+exact_products = planted("exact_products", lambda i: run(i, DESIGN["weights rounded, summed before"]), supports=halves)
+sum_of_rounded_weights = planted(
+    "sum_of_rounded_weights", lambda i: run(i, DESIGN["sum of rounded weights"]), supports=halves
+)
+scaled_query = planted("scaled_query", lambda i: run(i, DESIGN["q x scale rounded"]), supports=halves)
 
 
 def _scaled_query_where(inputs: Any, is_scaled: Callable[[int], bool]) -> Result:
@@ -64,39 +57,15 @@ def scaled_query_of_single_heads(inputs: Any) -> Result:
     return run(inputs, DESIGN["q x scale rounded" if scaled else "weights rounded, summed before"])
 
 
-@attnfuzz.kernel("dense_decode", supports=halves)
-def scaled_query_in_base_2(inputs: Any) -> Result:
-    return run(inputs, DESIGN["q x scale x log2(e) rounded"])
-
-
-@attnfuzz.kernel("dense_decode", supports=halves)
-def scaled_both(inputs: Any) -> Result:
-    return run(inputs, DESIGN["root of the scale on q and k"])
-
-
-@attnfuzz.kernel("dense_decode", supports=halves)
-def cubic_exp(inputs: Any) -> Result:
-    return run(inputs, DESIGN["cubic exp2"])
-
-
-@attnfuzz.kernel("dense_decode", supports=halves)
-def short_exp(inputs: Any) -> Result:
-    return run(inputs, DESIGN["16-bit exp2"])
-
-
-@attnfuzz.kernel("dense_decode", supports=halves)
-def short_weights(inputs: Any) -> Result:
-    return run(inputs, DESIGN["weights in e4m3"])
-
-
-@attnfuzz.kernel("dense_decode", supports=halves)
-def stored_scores(inputs: Any) -> Result:
-    return run(inputs, DESIGN["scores in 16 bits"])
-
-
-@attnfuzz.kernel("dense_decode", supports=halves)
-def sums_of_eight(inputs: Any) -> Result:
-    return run(inputs, DESIGN["eight keys in 16 bits"])
+scaled_query_in_base_2 = planted(
+    "scaled_query_in_base_2", lambda i: run(i, DESIGN["q x scale x log2(e) rounded"]), supports=halves
+)
+scaled_both = planted("scaled_both", lambda i: run(i, DESIGN["root of the scale on q and k"]), supports=halves)
+cubic_exp = planted("cubic_exp", lambda i: run(i, DESIGN["cubic exp2"]), supports=halves)
+short_exp = planted("short_exp", lambda i: run(i, DESIGN["16-bit exp2"]), supports=halves)
+short_weights = planted("short_weights", lambda i: run(i, DESIGN["weights in e4m3"]), supports=halves)
+stored_scores = planted("stored_scores", lambda i: run(i, DESIGN["scores in 16 bits"]), supports=halves)
+sums_of_eight = planted("sums_of_eight", lambda i: run(i, DESIGN["eight keys in 16 bits"]), supports=halves)
 
 
 def _tf32(x: torch.Tensor) -> torch.Tensor:
@@ -117,14 +86,12 @@ def _tf32_design(prescaled: bool) -> Design:
     return Design("", "", scores=scores, tile_sum=tile_sum)
 
 
-@attnfuzz.kernel("dense_decode", supports=Supports(empty_sequences=False))
-def tf32_in_tiles(inputs: Any) -> Result:
-    return run(inputs, _tf32_design(prescaled=False))
-
-
-@attnfuzz.kernel("dense_decode", supports=Supports(empty_sequences=False))
-def scaled_tf32(inputs: Any) -> Result:
-    return run(inputs, _tf32_design(prescaled=True))
+tf32_in_tiles = planted(
+    "tf32_in_tiles", lambda i: run(i, _tf32_design(prescaled=False)), supports=Supports(empty_sequences=False)
+)
+scaled_tf32 = planted(
+    "scaled_tf32", lambda i: run(i, _tf32_design(prescaled=True)), supports=Supports(empty_sequences=False)
+)
 
 
 def _of_float32(change: Callable[[torch.Tensor], torch.Tensor], result: torch.Tensor) -> None:
@@ -156,14 +123,10 @@ def rounded_products(inputs: Any) -> Result:
     return run(inputs, Design("products rounded", "", scores=scores))
 
 
-@attnfuzz.kernel("dense_decode", supports=halves)
-def exact_weights(inputs: Any) -> Result:
-    return run(inputs, Design("", "", weights_dtype=torch.float32))
-
-
-@attnfuzz.kernel("dense_decode", supports=halves)
-def rounded_partials(inputs: Any) -> Result:
-    return run(inputs, Design("", "", weights_dtype=torch.float32, splits=2))
+exact_weights = planted("exact_weights", lambda i: run(i, Design("", "", weights_dtype=torch.float32)), supports=halves)
+rounded_partials = planted(
+    "rounded_partials", lambda i: run(i, Design("", "", weights_dtype=torch.float32, splits=2)), supports=halves
+)
 
 
 @attnfuzz.kernel("dense_decode", supports=halves, options={"num_splits": (1, 2)})

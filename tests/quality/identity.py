@@ -21,7 +21,8 @@ from typing import Any
 from unittest import mock
 
 from attnfuzz.campaign.triage import investigation, known_deaths
-from attnfuzz.cases.features import KV_STRIDES_DIFFER, features, general_features
+from attnfuzz.cases.facets.storage import KV_STRIDES_DIFFER
+from attnfuzz.cases.features import features, general_features
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity import asking, bug
 from attnfuzz.oracles.registry import OracleName

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 import attnfuzz
+from tests.planted import planted
 
 
 @triton.jit
@@ -80,26 +81,16 @@ def _run(inputs: Any, mistake: str) -> tuple[torch.Tensor, torch.Tensor]:
     return inputs.out, inputs.lse
 
 
-@attnfuzz.kernel("paged_decode", supports=_SUPPORTS, numerics=_NUMERICS)
-def correct(inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return _run(inputs, "")
-
-
-@attnfuzz.kernel("paged_decode", supports=_SUPPORTS, numerics=_NUMERICS)
-def row_sum_in_16_bits(inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return _run(inputs, "row sum")
-
-
-@attnfuzz.kernel("paged_decode", supports=_SUPPORTS, numerics=_NUMERICS)
-def accumulator_in_16_bits(inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return _run(inputs, "accumulator")
-
-
-@attnfuzz.kernel("paged_decode", supports=_SUPPORTS, numerics=_NUMERICS)
-def cut_off_output(inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return _run(inputs, "output")
-
-
-@attnfuzz.kernel("paged_decode", supports=_SUPPORTS, numerics=_NUMERICS)
-def cut_off_weights(inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return _run(inputs, "weights")
+correct = planted("correct", lambda i: _run(i, ""), "paged_decode", supports=_SUPPORTS, numerics=_NUMERICS)
+row_sum_in_16_bits = planted(
+    "row_sum_in_16_bits", lambda i: _run(i, "row sum"), "paged_decode", supports=_SUPPORTS, numerics=_NUMERICS
+)
+accumulator_in_16_bits = planted(
+    "accumulator_in_16_bits", lambda i: _run(i, "accumulator"), "paged_decode", supports=_SUPPORTS, numerics=_NUMERICS
+)
+cut_off_output = planted(
+    "cut_off_output", lambda i: _run(i, "output"), "paged_decode", supports=_SUPPORTS, numerics=_NUMERICS
+)
+cut_off_weights = planted(
+    "cut_off_weights", lambda i: _run(i, "weights"), "paged_decode", supports=_SUPPORTS, numerics=_NUMERICS
+)

@@ -16,24 +16,14 @@ from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import FailingCase, KnownBugs
 from attnfuzz.problems.cases import Case, DenseDecodeCase
-from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import Failure, Relations, Verdict
+from tests.cases import dense_case
 from tests.unit.scripted_runner import judging, scripted
-
-KERNEL = Declaration(
-    name="pretended",
-    problem="dense_decode",
-    supports=Supports(dtypes=("float16",), head_sizes=(16, 32), strides="contiguous"),
-    target="kernels.py:pretended",
-)
-WRONG = Failure(oracle="accuracy", kind="out:value", message="out is wrong")
-CRASH = Failure(oracle="crash", kind="SIGSEGV", message="the process died")
+from tests.unit.search_bench import CRASH, KERNEL
 
 
 def a_case(length: int = 1, *, head_size: int = 16, num_q_heads: int = 1) -> DenseDecodeCase:
-    return DenseDecodeCase(
-        num_q_heads=num_q_heads, head_size=head_size, num_kv_heads=1, seq_lens=(length,), scale=head_size**-0.5
-    )
+    return dense_case(num_q_heads=num_q_heads, head_size=head_size, seq_lens=(length,), scale=head_size**-0.5)
 
 
 def looked_into(

@@ -11,10 +11,11 @@ from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.result import CampaignResult, Statistics
 from attnfuzz.campaign.statistics import ProgressMeter, WorkerProgress
 from attnfuzz.declaration import Declaration
-from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
+from attnfuzz.problems.cases import Case, MergeStatesCase
 from attnfuzz.problems.recipes import Needle, Pages, Values
 from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import Blame, Cause, Failure, Timing, Verdict
+from tests.cases import dense_case, paged_case
 
 PAGED = Declaration(
     name="paged",
@@ -27,9 +28,8 @@ DENSE = Declaration(name="dense", problem="dense_decode", target="dense")
 MERGE = Declaration(name="merge", problem="merge_states", target="merge")
 
 CASES: dict[str, Case] = {
-    PAGED.target: PagedDecodeCase(
+    PAGED.target: paged_case(
         num_q_heads=4,
-        num_kv_heads=1,
         head_size=64,
         scale=0.125,
         block_size=16,
@@ -38,9 +38,7 @@ CASES: dict[str, Case] = {
         pages=Pages(order="shuffled", spare_blocks=2, extra_columns=1, seed=3),
         options={"tile": 16},
     ),
-    DENSE.target: DenseDecodeCase(
-        num_q_heads=2, num_kv_heads=1, head_size=16, scale=0.25, seq_lens=(3, 1), extra_rows=2
-    ),
+    DENSE.target: dense_case(num_q_heads=2, seq_lens=(3, 1), extra_rows=2),
     MERGE.target: MergeStatesCase(num_q_heads=2, head_size=16, num_tokens=2, lse_pairs=(("finite", "-inf"),)),
 }
 

@@ -8,7 +8,7 @@ from typing import Any
 from attnfuzz.campaign.saved.replay import SavedCase
 from attnfuzz.corpus import Environment, FindingRecord, Regression, write_regression
 from attnfuzz.oracles.registry import OracleName
-from attnfuzz.problems.cases import DenseDecodeCase
+from tests.cases import dense_case
 
 TARGET = "mine.py:mine"
 
@@ -25,14 +25,7 @@ def a_finding(
     **fields: Any,
 ) -> Regression:
     """A finding of one sequence of ``length`` tokens that needs ``features``."""
-    case = DenseDecodeCase(
-        num_q_heads=1,
-        head_size=16,
-        num_kv_heads=1,
-        seq_lens=(length,),
-        scale=0.25,
-        dtype=fields.pop("dtype", "float32"),
-    )
+    case = dense_case(seq_lens=(length,), dtype=fields.pop("dtype", "float32"))
     record = FindingRecord(
         oracle=oracle,
         message=f"wrong for {length} tokens",

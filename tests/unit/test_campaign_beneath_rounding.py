@@ -14,7 +14,8 @@ from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.recipes import Values
 from attnfuzz.verdict import Failure
 from tests.unit.named_features import named, words
-from tests.unit.pretended_process import KERNEL, WRONG, PretendedProcess, a_case, looked_into
+from tests.unit.pretended_process import PretendedProcess, a_case, looked_into
+from tests.unit.search_bench import KERNEL, WRONG
 
 BITS = Failure(oracle="value_affinity", kind="bits", message="the bits must be equal")
 LARGE = msgspec.structs.replace(a_case(5), values=Values(values="large"))

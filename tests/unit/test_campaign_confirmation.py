@@ -20,13 +20,14 @@ from attnfuzz.campaign.triage.confirmation import (
     more_alike,
     rate_of,
     retries_of,
-    still_fails_afresh,
 )
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
+from attnfuzz.mistake import READ_BEFORE_WRITTEN
 from attnfuzz.problems.cases import Case, DenseDecodeCase
-from attnfuzz.verdict import READ_BEFORE_WRITTEN, Cause, Failure, Verdict
-from tests.unit.pretended_process import CRASH, KERNEL, WRONG, PretendedProcess, a_case, looked_into
+from attnfuzz.verdict import Cause, Failure, Verdict
+from tests.unit.pretended_process import PretendedProcess, a_case, looked_into
+from tests.unit.search_bench import CRASH, KERNEL, WRONG
 
 OTHERS = tuple(a_case(length) for length in range(10, 30))
 
@@ -188,13 +189,6 @@ def test_what_never_comes_back_is_not_confirmed(failure: Failure, runs: int) -> 
     retries = process.retries()
     found = confirm(process.suspect(a_case(), *OTHERS, failure=failure), retries)
     assert (found.failures, found.runs, retries.relations) == ([], runs, ())
-
-
-def test_what_is_left_of_a_case_has_to_fail_in_a_fresh_process() -> None:
-    """While a case is shrunk, what the last one left behind may take the place of the bug."""
-    process = PretendedProcess(lambda case, earlier: WRONG if earlier else None)
-    assert not still_fails_afresh(process.suspect(a_case(), failure=WRONG), process.retries())
-    assert still_fails_afresh(process.suspect(a_case(), a_case(2), failure=WRONG), process.retries())
 
 
 A, B, C = a_case(1), a_case(2), a_case(3)

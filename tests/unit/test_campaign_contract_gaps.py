@@ -11,20 +11,23 @@ import pytest
 
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.triage.contract_gaps import needed_limits, restriction_of, with_remedy
+from attnfuzz.cases.facets.contents import FREED_PAGES
 from attnfuzz.cases.facets.facet import other_than
-from attnfuzz.cases.features import FREED_PAGES, KV_STRIDES_DIFFER
+from attnfuzz.cases.facets.storage import KV_STRIDES_DIFFER
 from attnfuzz.cases.supported import supports_case
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
+from attnfuzz.mistake import WITHOUT_WEIGHT
 from attnfuzz.oracles.registry import OracleName
 from attnfuzz.oracles.relations.page_relocation import stretched_axes, stretched_cache_axes
-from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedAttentionCase, PagedDecodeCase
+from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.choices import default_scale
 from attnfuzz.problems.feature import Feature
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.variants import Variant
 from attnfuzz.report.findings import finding_lines, remedy_lines
-from attnfuzz.verdict import WITHOUT_WEIGHT, Cause, Failure
+from attnfuzz.verdict import Cause, Failure
+from tests.cases import attention_case
 from tests.faults.campaigns import Campaign
 from tests.unit.named_features import named
 
@@ -71,16 +74,7 @@ GAPPED_V_ALONE = paged(strides={"v_cache": "outer_gap"}, seq_lens=(2,))
 HND = paged(layout="HND", block_size=2, seq_lens=(1, 1))
 EMPTY_SUFFIX = MergeStatesCase(num_q_heads=1, head_size=16, num_tokens=1, lse_pairs=(("finite", "-inf"),))
 INFINITE_SUFFIX = msgspec.structs.replace(EMPTY_SUFFIX, lse_pairs=(("finite", "+inf"),))
-PADDED_BATCH = PagedAttentionCase(
-    num_q_heads=1,
-    num_kv_heads=1,
-    head_size=16,
-    block_size=1,
-    seq_lens=(1,),
-    query_lens=(1,),
-    scale=0.25,
-    padding_tokens=2,
-)
+PADDED_BATCH = attention_case(block_size=1, seq_lens=(1,), padding_tokens=2)
 WINDOWS = Supports(variants=("window",))
 FREED = paged(seq_lens=(2,), variant=Variant(window=1, freed_pages=True))
 CONTIGUOUS = 'if the kernel is only meant for contiguous tensors, declare Supports(strides="contiguous")'

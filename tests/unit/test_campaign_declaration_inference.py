@@ -18,13 +18,14 @@ from attnfuzz.cases.supported import supports_case
 from attnfuzz.corpus import FindingRecord, Regression, decode_regression, encode_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.judging.runner import Runner
-from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedDecodeCase
+from attnfuzz.problems.cases import Case
 from attnfuzz.problems.choices import GQA_RATIOS
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Supports, as_call
 from attnfuzz.verdict import Failure, Verdict
+from tests.cases import dense_case, paged_case
 from tests.unit.in_process import attnfuzz as run_command
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +41,7 @@ TRITON = Supports(
     empty_sequences=False,
     lse="none",
 )
-CASE = PagedDecodeCase(
+CASE = paged_case(
     num_q_heads=2, num_kv_heads=2, head_size=64, block_size=16, seq_lens=(17, 3), scale=0.125, dtype="float16"
 )
 
@@ -520,9 +521,7 @@ def test_a_file_holds_what_was_assumed_and_no_more() -> None:
 def test_a_saved_finding_is_judged_by_the_roundings_that_were_found_out(runner: Runner) -> None:
     """A repaired kernel would go on failing, for what its design rounds on purpose."""
     values = Values(keys="fine", values="normal", logit_exponent=3, seed=1)
-    case = DenseDecodeCase(
-        num_q_heads=2, num_kv_heads=1, head_size=64, seq_lens=(40, 3), scale=0.0875, dtype="float16", values=values
-    )
+    case = dense_case(num_q_heads=2, head_size=64, seq_lens=(40, 3), scale=0.0875, dtype="float16", values=values)
     regression = Regression(
         problem="dense_decode",
         kernel=f"{DESIGNS}:scaled_query",

@@ -316,6 +316,21 @@ def test_of_equal_findings_the_one_that_is_explained_is_kept(story: Story) -> No
     assert [finding.failure.message for finding in story.book.findings] == [told.message]
 
 
+def test_ignored_page_ids_stand_for_all_that_is_read_instead(story: Story) -> None:
+    """The dead memory that was read would be kept, which predicts no other: the next would be told as another bug."""
+    ignored = Failure(
+        oracle="page_relocation",
+        kind="ignored page ids",
+        message="read each page where the table says",
+        causes=(Cause(mistake="ignored_page_ids"),),
+    )
+    dead = Failure(oracle="dead_memory", kind="out", message="out depends on dead memory")
+    story.told("0-1", 5, "seq_len>1", failure=dead)
+    story.told("0-2", 7, failure=ignored)
+    story.told("0-3", 9, "head_size>16", "seq_len>1", failure=dead)
+    assert [finding.failure.message for finding in story.book.findings] == [ignored.message]
+
+
 def test_the_cases_of_what_is_merged_count_for_what_it_is_merged_with(story: Story) -> None:
     """The bug that shows most would be told to have been seen once for each worker that met it first."""
     for name, seq_len in (("0-1", 5), ("1-1", 7)):

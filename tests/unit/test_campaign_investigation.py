@@ -21,16 +21,19 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs
 from attnfuzz.identity.features import NEEDS_PRECEDING
+from attnfuzz.mistake import WITHOUT_WEIGHT
 from attnfuzz.oracles.registry import ORACLES, oracle_of
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase, decode_case
 from attnfuzz.problems.choices import default_scale
 from attnfuzz.problems.recipes import LseKind, Pages
 from attnfuzz.problems.supports import Supports
-from attnfuzz.verdict import WITHOUT_WEIGHT, Cause, Failure, SourceLine, Verdict
+from attnfuzz.verdict import Cause, Failure, SourceLine, Verdict
+from tests.cases import dense_case, paged_case
 from tests.faults.campaigns import Campaign, saved
 from tests.unit.named_features import named, words
-from tests.unit.pretended_process import KERNEL, WRONG, PretendedProcess, a_case, looked_into
+from tests.unit.pretended_process import PretendedProcess, a_case, looked_into
 from tests.unit.scripted_runner import judging, scripted
+from tests.unit.search_bench import KERNEL, WRONG
 
 Message = TypeVar("Message", bound=msgspec.Struct)
 
@@ -157,9 +160,7 @@ def test_shrinking_does_not_lean_on_what_earlier_tries_left_behind() -> None:
     case = DenseDecodeCase(num_q_heads=3, head_size=32, num_kv_heads=1, seq_lens=(5, 0, 33), scale=0.5, extra_rows=3)
     sent = investigated(process, process.suspect(case, failure=WRONG))
     smallest = decode_case("dense_decode", bytes(last(sent, Smaller).case))
-    assert smallest == DenseDecodeCase(
-        num_q_heads=3, head_size=32, num_kv_heads=1, seq_lens=(1,), scale=default_scale(32)
-    )
+    assert smallest == dense_case(num_q_heads=3, head_size=32, seq_lens=(1,), scale=default_scale(32))
     assert words(last(sent, Minimised).features) == {
         "head_size>16",
         "gqa_ratio>1",
@@ -248,15 +249,7 @@ def test_a_wrong_number_on_a_shared_page_that_no_read_past_the_end_explains_is_a
     assert [(bug.oracle, bug.kind) for bug in last(sent, Minimised).bugs] == [(shown.oracle, shown.kind)]
 
 
-ON_A_SHARED_PAGE = PagedDecodeCase(
-    num_q_heads=1,
-    head_size=16,
-    num_kv_heads=1,
-    seq_lens=(1, 16),
-    block_size=16,
-    pages=Pages(shared_blocks=1),
-    scale=0.25,
-)
+ON_A_SHARED_PAGE = paged_case(seq_lens=(1, 16), block_size=16, pages=Pages(shared_blocks=1))
 
 
 def _looked_into_on_a_shared_page(

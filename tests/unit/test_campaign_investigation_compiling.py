@@ -23,8 +23,9 @@ from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import Timing, Verdict
 from tests.unit import pretended_process
-from tests.unit.pretended_process import WRONG, looked_into
+from tests.unit.pretended_process import looked_into
 from tests.unit.scripted_runner import judging, scripted
+from tests.unit.search_bench import WRONG
 
 KERNEL = Declaration(
     name="compiling",

@@ -15,11 +15,12 @@ from attnfuzz.cases.features import features, traits
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity import bug as known_bugs
 from attnfuzz.identity.features import case_features
+from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.feature import Feature
 from attnfuzz.problems.supports import Supports
 from attnfuzz.strategies.cases import cases
-from attnfuzz.verdict import Drawn, Failure, OracleName
+from attnfuzz.verdict import Drawn, Failure
 from tests.unit.named_features import named, words
 
 KERNEL = Declaration(name="k", problem="paged_decode", target="k")

@@ -20,8 +20,9 @@ from attnfuzz.verdict import Failure, Verdict
 from tests.faults.campaigns import Campaign
 from tests.unit.named_features import words
 from tests.unit.pretended_gpu import LIMIT
-from tests.unit.pretended_process import KERNEL, a_case, looked_into
+from tests.unit.pretended_process import a_case, looked_into
 from tests.unit.scripted_runner import judging, scripted
+from tests.unit.search_bench import KERNEL
 from tests.unit.test_campaign_investigation import explore, last, replay
 
 KERNELS = Path(__file__).parent / "leaking_kernels.py"

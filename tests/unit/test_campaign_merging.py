@@ -1,13 +1,15 @@
-"""attnfuzz.campaign.saved.merging: one case of each bug is run again and written, and nothing else is lost."""
+"""Saved cases of several machines, merged, and what is told of that."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from attnfuzz.campaign.saved import merging
 from attnfuzz.campaign.saved.merging import (
@@ -23,9 +25,12 @@ from attnfuzz.campaign.saved.merging import (
 )
 from attnfuzz.campaign.saved.replay import Replayed, SavedCase, replay
 from attnfuzz.corpus import Regression, load_regression
+from attnfuzz.corpus.regression import Status
 from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.report.findings import finding_lines
+from attnfuzz.report.saved_cases import Merged, print_merged
+from tests.unit.planted_in_ci import KERNEL
 from tests.unit.saved_findings import a_finding, save
 
 
@@ -177,19 +182,6 @@ def test_merging_twice_writes_nothing_new(tmp_path: Path) -> None:
     assert [keep(tmp_path / "out", bug, "passes").is_new for _ in range(2)] == [True, False]
 
 
-KERNEL = """
-import attnfuzz
-from attnfuzz.kernels import eager
-
-
-@attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(dtypes=("float32",), head_sizes=(16,)))
-def mine(inputs):
-    out, lse = eager.dense_decode(inputs.q, inputs.k, inputs.v, inputs.seq_lens, inputs.scale)
-    out[inputs.seq_lens > 4] += 1  # the bug
-    return out, lse
-"""
-
-
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     """In a folder with the kernel: executors stay in the one that they were started in."""
@@ -245,3 +237,55 @@ def test_one_case_found_by_many_machines_is_run_once(runner: Runner, monkeypatch
     monkeypatch.setattr(merging, "replay", counted)
     assert check_again(bug(*[a_finding(2)] * 20), runner).outcome == "passes"
     assert len(replayed) == 3
+
+
+OUT = Path("all")
+
+
+def a_row(outcome: Outcome, *, status: Status = "open", reason: str = "", aside: bool = False) -> Merged:
+    saved = SavedCase(Path("node1/file.json"), a_finding(2, "seq_len>1", status=status))
+    kept = Kept(OUT / PASSING / "file.json" if aside else OUT / "file.json", is_new=True)
+    return Merged(SavedBug((saved, saved)), Checked(saved, outcome, reason), kept)
+
+
+def printed_table(*rows: Merged, verified: bool = True) -> str:
+    file = io.StringIO()
+    print_merged(Console(file=file, width=140), rows, files=4, folders=2, output=OUT, verified=verified)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("row", "counts", "words"),
+    [
+        (a_row("fails"), True, "fails"),
+        (a_row("fails", status="fixed"), True, "fails again"),
+        (a_row("unverified", reason="no GPU"), True, "file.json was not verified: no GPU"),
+        (a_row("unverified", status="fixed"), False, "not verified"),
+        (a_row("passes", aside=True), False, f"put aside in {OUT / PASSING}, passing now: 1"),
+        (a_row("passes", status="fixed"), False, "1 case marked fixed"),
+        (a_row("passes"), False, "once repaired: attnfuzz triage --fixed"),
+    ],
+)
+def test_what_became_of_a_bug_is_said(row: Merged, counts: bool, words: str) -> None:
+    """A bug would be lost between the table, the total and the exit status."""
+    text = printed_table(row)
+    assert row.counts == counts
+    assert words in text
+    assert f"4 files from 2 places: {'1 bug' if counts else '0 bugs'} in all" in text
+
+
+def test_a_path_in_a_file_is_whole() -> None:
+    """A path that is broken over two lines cannot be copied from a log."""
+    row = a_row("fails")
+    path = OUT / f"paged_decode-{'x' * 150}.json"
+    assert str(path) in printed_table(Merged(row.bug, row.checked, Kept(path, is_new=True)))
+
+
+def test_nothing_merged_is_said() -> None:
+    """An empty table looks like a failure."""
+    assert printed_table() == "4 files from 2 places: 0 bugs in all\n"
+
+
+def test_it_is_said_that_nothing_was_run() -> None:
+    """Unverified findings would be taken for bugs."""
+    assert "merge again without --no-verify where the kernels run" in printed_table(a_row("unverified"), verified=False)

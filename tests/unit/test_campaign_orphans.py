@@ -14,7 +14,8 @@ from attnfuzz.campaign.result import Reporter
 from attnfuzz.campaign.saved.saving import SaveFolder
 from attnfuzz.problems.cases import encode_case
 from attnfuzz.verdict import Failure
-from tests.unit.pretended_process import KERNEL, a_case
+from tests.unit.pretended_process import a_case
+from tests.unit.search_bench import KERNEL
 
 FAILURE = Failure(oracle="accuracy", kind="out:value", message="wrong")
 UNFINISHED = Unfinished(kernel="k", case=msgspec.Raw(b"{}"), failure=FAILURE)

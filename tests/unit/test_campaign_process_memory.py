@@ -10,7 +10,8 @@ from attnfuzz.campaign.judge.process_memory import History, MemoryWatch, memory_
 from attnfuzz.corpus import MAX_PRECEDING
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case, DenseDecodeCase, encode_case
-from tests.unit.pretended_process import KERNEL, a_case
+from tests.unit.pretended_process import a_case
+from tests.unit.search_bench import KERNEL
 
 OTHER = msgspec.structs.replace(KERNEL, name="other", target="kernels.py:other")
 CASES = [

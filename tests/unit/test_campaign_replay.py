@@ -36,10 +36,9 @@ from attnfuzz.problems.supports import Supports
 from attnfuzz.report.saved_cases import print_total
 from attnfuzz.testing import check
 from attnfuzz.verdict import Failure, Relations, Verdict
+from tests.cases import dense_case
 
-CASE = DenseDecodeCase(
-    num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(3,), scale=0.25, options={"tile": 32, "old": 1}
-)
+CASE = dense_case(options={"tile": 32, "old": 1})
 
 
 MINE = Declaration(name="mine", problem="dense_decode", options={"tile": (16, 32)}, target="mine")
@@ -271,7 +270,7 @@ KERNELS = Path(__file__).parent / "stateful_kernels.py"
 
 def a_case(num_q_heads: int = 1, head_size: int = 16) -> DenseDecodeCase:
     scale = head_size**-0.5
-    return DenseDecodeCase(
+    return dense_case(
         num_q_heads=num_q_heads, head_size=head_size, num_kv_heads=num_q_heads, seq_lens=(1,), scale=scale
     )
 
@@ -319,9 +318,7 @@ def test_what_is_remembered_of_one_run_does_not_hide_it_in_the_next(runner: Runn
     finding = FindingRecord(oracle="call_sequence", message="other bits after another call")
     with Runner(device="cpu") as asking:
         (declaration,) = asking.declarations([f"{kernels}:plan_that_only_grows"])
-        case = DenseDecodeCase(
-            num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(5, 1), scale=0.25, dtype="float32"
-        )
+        case = dense_case(seq_lens=(5, 1), dtype="float32")
         again = Regression(problem="dense_decode", kernel=declaration.target, case=case, finding=finding)
         first, second = (asking.judge(declaration, case, relations=("call_sequence",)).failure for _ in range(2))
         assert (first is not None, second) == (True, None)  # it has grown

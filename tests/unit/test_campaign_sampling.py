@@ -44,14 +44,6 @@ def a_round(drawing: CaseSource, declaration: Declaration = KERNEL, *, most: int
     return found
 
 
-def test_no_case_is_drawn_twice() -> None:
-    """Every round begins with the simplest case, which says nothing new the second time."""
-    drawing = CaseSource(strategy_for, seeds=(1,))
-    cases = [case for _ in range(4) for case in a_round(drawing)]
-    assert len(set(cases)) == len(cases) > 700
-    assert set(a_round(drawing, OTHER)) & set(cases)  # a case that passed on one kernel says nothing of another
-
-
 def test_the_seeds_decide_what_is_drawn() -> None:
     """--seed must repeat a search, and two workers must not do the same work."""
     assert a_round(CaseSource(strategy_for, seeds=(1, 0))) == a_round(CaseSource(strategy_for, seeds=(1, 0)))

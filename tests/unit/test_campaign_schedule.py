@@ -1,10 +1,23 @@
-"""attnfuzz.campaign.draw.sampling: every kernel gets its share of time, and batches grow while all goes well."""
+"""Which kernel comes next, how many cases are enough, and what ends a campaign."""
 
 from __future__ import annotations
+
+import os
+import signal
+import threading
 
 import pytest
 
 from attnfuzz.campaign.draw.sampling import BatchSize, Schedule
+from attnfuzz.campaign.floor import TooFew, floor_of, sentences_of
+from attnfuzz.campaign.stopping import Interrupted, Interrupts, format_duration, parse_duration
+from attnfuzz.cli.outcome import outcome_of, why_not_judged
+from attnfuzz.declaration import Declaration
+from attnfuzz.problems.cases import BundledProblem
+from attnfuzz.problems.supports import Supports
+from attnfuzz.report.summary import summarise
+from attnfuzz.report.terminal import make_console, print_result
+from tests.unit.report_results import MERGE, a_finding, a_result
 
 
 def run(schedule: Schedule, turns: int, seconds: dict[str, float] | None = None) -> list[str]:
@@ -25,12 +38,6 @@ def test_time_is_equalised_not_turns() -> None:
     """A kernel that hangs (or shrinks for long) must not take the time of the others."""
     order = run(Schedule(["slow", "fast"]), 11, {"slow": 10.0, "fast": 1.0})
     assert order.count("fast") == 10
-
-
-def test_workers_start_at_different_kernels() -> None:
-    """Two workers that search the same kernel first reach the others only half as soon."""
-    firsts = {Schedule(list("abcd"), worker=worker, num_workers=2).next_target() for worker in range(2)}
-    assert firsts == {"a", "c"}
 
 
 def test_a_worker_goes_on_where_the_one_before_it_comes_last() -> None:
@@ -107,3 +114,145 @@ def test_batches_begin_again_after_a_failure_and_do_not_grow_by_what_is_left_ove
     assert size.size == 4
     size.went_wrong()
     assert size.size == 1
+
+
+@pytest.mark.parametrize(
+    ("problem", "supports", "options", "floor"),
+    [
+        ("dense_decode", Supports(), {}, 10),
+        ("dense_decode", Supports(head_sizes=(16,)), {}, 4),
+        ("dense_decode", Supports(head_sizes=(16,)), {"tile": tuple(range(16, 400, 16))}, 16),
+        ("dense_decode", Supports(head_sizes=tuple(range(16, 1024, 16))), {}, 16),
+        ("paged_decode", Supports(head_sizes=(16, 64), layouts=("NHD",)), {"tile": (16, 32, 64, 128, 256)}, 5),
+    ],
+)
+def test_the_floor_goes_by_what_the_contract_has(
+    problem: BundledProblem, supports: Supports, options: dict[str, tuple[int, ...]], floor: int
+) -> None:
+    """A kernel for one format would be held to what one for ten needs, or the other way round."""
+    declaration = Declaration(name="k", problem=problem, target="k", supports=supports, options=options)  # type: ignore[arg-type]
+    assert floor_of(declaration) == floor
+
+
+def test_too_few_cases_are_no_success_and_told_with_the_budget_that_would_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A kernel that takes seconds for a case would pass a job after two of them."""
+    result = a_result()
+    del result.statistics.kernels[MERGE.target]  # which has no case
+    assert outcome_of(result).status == 0
+    (*_, slow) = result.statistics.kernels.values()
+    slow.cases, slow.seconds, result.statistics.budget_s = 2, 4.0, 60.0
+    assert outcome_of(result).status == 2
+    sentence = (
+        "only 2 cases were judged of dense, and a round of its formats takes 10; a case takes 2.0s here: "
+        "--budget 450s would do"
+    )
+    print_result(make_console(), result)
+    assert f"\n{sentence}\n" in capsys.readouterr().out
+    assert why_not_judged(result) == sentence
+    assert summarise(result).too_few == (sentence,)
+
+
+def test_many_kernels_are_told_in_one_sentence() -> None:
+    """The first run of a newcomer would end in a page of the same sentence."""
+    few = [TooFew(f"kernel_{number}", number, 13, 0.1, 20.0 + number) for number in range(1, 6)]
+    assert len(sentences_of(few[:3])) == 3
+    (sentence,) = sentences_of(few)
+    assert sentence.startswith(
+        "5 kernels were judged on fewer cases than a round of their formats takes (kernel_1 1 of"
+    )
+    assert sentence.endswith(": --budget 25s would do")
+
+
+def test_a_kernel_of_which_something_is_known_needs_no_more_cases() -> None:
+    """A search that ends at its first finding would be told to go on."""
+    result = a_result(a_finding())
+    for kernel in result.statistics.kernels.values():
+        kernel.cases = 1
+    assert a_finding().declaration.target not in {one.target for one in result.too_few}
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("10m", 600), ("1h30m", 5400), ("1h1m1s", 3661), ("0.5s", 0.5), (" 2m ", 120)]
+)
+def test_documented_forms_are_understood(text: str, seconds: float) -> None:
+    """A budget read wrongly makes a campaign end early or run all night."""
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "10x", "10", "s", "-5s", "0s", "1m1h", "1 m", "1e3s", "9999999h", "inf"])
+def test_anything_else_is_refused_with_its_value(text: str) -> None:
+    """Guessing a unit would be worse than asking."""
+    with pytest.raises(ValueError, match=r"such as 90s, 10m or 1h30m") as caught:
+        parse_duration(text)
+    assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.84, "0.8s"), (9.96, "10.0s"), (42.4, "42s"), (59.7, "1m00s"), (545, "9m05s"), (5400, "1h30m")],
+)
+def test_durations_are_shown_to_a_readers_precision(seconds: float, text: str) -> None:
+    """Progress lines with nine digits, or without a unit, cannot be read at a glance."""
+    assert format_duration(seconds) == text
+
+
+def test_signals_are_counted_and_do_not_raise() -> None:
+    """KeyboardInterrupt in the middle of writing a finding would lose it."""
+    with Interrupts() as interrupts:
+        for number in (signal.SIGHUP, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+        assert (interrupts.count, interrupts.first) == (2, signal.SIGHUP)
+
+
+def test_an_orderly_end_that_takes_too_long_can_be_broken_off() -> None:
+    """A campaign that waits for a disk which does not answer could only be killed."""
+    with Interrupts():
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(Interrupted):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_what_has_no_loop_yet_is_interrupted_at_once_but_not_its_clean_up() -> None:
+    """Ctrl-C during the seconds of start-up would wait for them, or leave processes behind."""
+    with Interrupts(raising=True) as interrupts:
+        with pytest.raises(Interrupted) as caught:
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert caught.value.number == signal.SIGTERM
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert interrupts.count == 2
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    """nohup would be of no use."""
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupts() as interrupts:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert interrupts.count == 0
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+
+
+def test_the_handlers_of_before_are_restored() -> None:
+    """A test runner or notebook that calls a campaign must keep its own Ctrl-C."""
+    before = signal.getsignal(signal.SIGINT)
+    with Interrupts():
+        assert signal.getsignal(signal.SIGINT) != before
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_another_thread_can_run_a_campaign() -> None:
+    """Only the main thread may set handlers; elsewhere there is nothing to count."""
+    counts: list[int] = []
+
+    def run() -> None:
+        with Interrupts() as interrupts:
+            counts.append(interrupts.count)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert counts == [0]

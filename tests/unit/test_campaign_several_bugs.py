@@ -8,7 +8,9 @@ import msgspec
 import pytest
 
 from attnfuzz.campaign.finding import Finding
-from attnfuzz.cases.features import KV_STRIDES_DIFFER, SEVERAL_HEADS, general_features
+from attnfuzz.cases.facets.heads import SEVERAL_HEADS
+from attnfuzz.cases.facets.storage import KV_STRIDES_DIFFER
+from attnfuzz.cases.features import general_features
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import DenseDecodeCase

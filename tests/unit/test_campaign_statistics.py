@@ -1,8 +1,9 @@
-"""attnfuzz.campaign.statistics: what workers report adds up, and no case falls beside a bin or an interval."""
+"""What a campaign counts, and the coverage that follows."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import msgspec
 import pytest
@@ -17,13 +18,17 @@ from attnfuzz.campaign.statistics import (
     Throughput,
     WorkerProgress,
     above,
+    by_axis,
+    coverage_of,
+    pairs_of,
     ratio_bin,
 )
 from attnfuzz.cases.features import InputSpace, pair_number
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.registry import OracleName
-from attnfuzz.problems.cases import DenseDecodeCase
+from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.feature import Feature
+from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import Failure, Timing, Verdict
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="k")
@@ -182,3 +187,50 @@ def test_a_later_campaign_is_counted_when_it_ran() -> None:
     later.add("", 2.0, 7)
     first.add_later(later, 10.0)
     assert (first.counts[""][1], first.counts[""][12]) == (5, 7)
+
+
+LIMITED = Declaration(
+    name="k",
+    problem="paged_decode",
+    target="k",
+    supports=Supports(dtypes=("float16", "float32"), head_sizes=(16, 64), layouts=("NHD",), strides="contiguous"),
+)
+RAGGED = PagedDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=16, scale=0.25, block_size=4, seq_lens=(5, 0))
+
+
+def on(axis: str, level: str) -> Feature:
+    return Feature(axis, f"={level}")
+
+
+def counts_of(case: PagedDecodeCase) -> dict[int, int]:
+    space = InputSpace(LIMITED.problem, LIMITED.supports, LIMITED.options)
+    return Counter(pairs_of(space.place(case)))
+
+
+def test_two_sequences_do_not_make_one_that_has_both() -> None:
+    """A batch with an empty sequence and one that ends a page has no sequence that does both."""
+    coverage = coverage_of(LIMITED, counts_of(RAGGED))
+    assert coverage.cases(on("length", "2 to 15"), on("last page", "1 token")) == 1
+    assert coverage.cases(on("length", "1"), on("last page", "full")) == 0
+    assert coverage.cases(on("length", "0"), on("last page", "1 token")) == 0
+    assert coverage.cases(on("dtype", "float16"), on("length", "0")) == 1
+    assert coverage.cases_on(on("length", "0")) == 1
+
+
+def test_what_was_met_and_what_never_was_are_told() -> None:
+    """They are what a maintainer looks for in the report."""
+    counts = counts_of(RAGGED)
+    coverage = coverage_of(LIMITED, counts)
+    assert by_axis(coverage.levels)["dtype"] == (on("dtype", "float16"),)
+    assert by_axis(coverage.levels)["length"] == (on("length", "0"), on("length", "2 to 15"))
+    assert on("dtype", "float32") in coverage.unmet
+    assert 0 < coverage.met == len(counts) - len(coverage.levels)
+
+
+def test_options_that_are_equal_in_python_are_told_apart() -> None:
+    """1 == True, so that what was found out for one kernel would be taken for another's."""
+    for choices, names in (((1, 2), ("1", "2")), ((True, 2), ("True", "2"))):
+        declaration = Declaration(name="k", problem="dense_decode", options={"mode": choices})
+        assert by_axis(coverage_of(declaration, {}).unmet)["option mode"] == tuple(
+            on("option mode", name) for name in names
+        )

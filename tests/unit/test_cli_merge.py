@@ -10,20 +10,10 @@ import pytest
 
 from attnfuzz.corpus import regression_files
 from tests.unit.in_process import attnfuzz
+from tests.unit.planted_in_ci import KERNEL
 from tests.unit.saved_findings import a_finding, save
 
 COMMAND = Path(sys.executable).with_name("attnfuzz")
-KERNEL = """
-import attnfuzz
-from attnfuzz.kernels import eager
-
-
-@attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(dtypes=("float32",), head_sizes=(16,)))
-def mine(inputs):
-    out, lse = eager.dense_decode(inputs.q, inputs.k, inputs.v, inputs.seq_lens, inputs.scale)
-    out[inputs.seq_lens > 4] += 1  # the bug
-    return out, lse
-"""
 
 
 def merge(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""attnfuzz.corpus: regression files are written completely, read strictly and never changed by reading."""
+"""Saved cases, those that older versions wrote among them, and solutions of FlashInfer-Bench."""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ from attnfuzz.corpus import (
     write_regression,
 )
 from attnfuzz.corpus.reading import MAX_FILE_BYTES
+from attnfuzz.corpus.solution import SolutionError, load_solution, unpack
 from attnfuzz.own_files import OwnFolder
-from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
+from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.recipes import Pages
 from attnfuzz.untrusted_text import printable
 from attnfuzz.verdict import Failure, SourceLine
+from tests.cases import paged_case
+from tests.unit.solutions import a_solution, write_solution
 
 FAILURE = Failure(oracle="accuracy", kind="out:value", message="element (0, 0, 0) is wrong", details=("got 1.0",))
 
@@ -210,10 +213,7 @@ def test_a_case_of_ten_terabytes_is_refused_before_it_is_built(place: str) -> No
 
 def test_lists_of_all_cases_count_together() -> None:
     """Each of 64 cases would pass alone, and all of them are held at once."""
-    case = PagedDecodeCase(
-        num_q_heads=1, num_kv_heads=1, head_size=8, scale=1.0, block_size=16, seq_lens=(1,) * 256,
-        pages=Pages(extra_columns=8192),
-    )  # fmt: skip
+    case = paged_case(head_size=8, scale=1.0, block_size=16, seq_lens=(1,) * 256, pages=Pages(extra_columns=8192))
     document = as_document(a_regression(problem="paged_decode", case=case))
     read_document(document | {"preceding": [document["case"]] * 2})
     with pytest.raises(RegressionError, match=r"take 1\d\d MiB as lists .* or leave out preceding cases"):
@@ -285,3 +285,132 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path: Path, name: str, reason: 
     (tmp_path / "large.json").write_bytes(b" " * (MAX_FILE_BYTES + 1))
     with pytest.raises(RegressionError, match=re.escape(f"{printable(str(tmp_path / name))} {reason}")):
         load_regression(tmp_path / name)
+
+
+ROOT = Path(__file__).parents[2]
+WRITTEN_BEFORE = sorted((Path(__file__).parent / "formats").glob("regression-*.json"))
+"""As written by the attnfuzz of the day in the name. Files are added when the format grows, and never changed."""
+
+
+def lost(before: Any, after: Any, place: str = "$") -> list[str]:
+    """Where ``after`` does not say what ``before`` says."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        return [one for key in before for one in lost(before[key], after.get(key), f"{place}.{key}")]
+    return [] if before == after else [place]
+
+
+@pytest.mark.parametrize("path", WRITTEN_BEFORE, ids=lambda path: path.stem)
+def test_what_older_versions_wrote_is_read(path: Path) -> None:
+    """A saved case that cannot be read, or has lost a part, protects nobody any more."""
+    data = path.read_bytes()
+    read = decode_regression(data, path.name)
+    written = encode_regression(read)
+    assert lost(json.loads(data), json.loads(written)) == []
+    assert decode_regression(written, path.name) == read
+
+
+def test_files_of_the_past_say_all_that_a_regression_can() -> None:
+    """A field that none of them has could be renamed unnoticed."""
+    documents = [json.loads(path.read_bytes()) for path in WRITTEN_BEFORE]
+    said = {key for document in documents for key in document}
+    assert said >= {"preceding", "assumed", "assumed_numerics", "fields", "finding", "status", "note", "environment"}
+    said = {key for document in documents for key in document["finding"]}
+    assert said >= {"failed", "runs", "tensor", "cause", "maybe", "blame", "also", "remedy"}
+
+
+def test_every_format_has_its_promise() -> None:
+    """Whoever keeps a file could not know for how long."""
+    source = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "attnfuzz").rglob("*.py")))
+    named = set(re.findall(r"attnfuzz\.[a-z-]+/\d+", source)) | {"attnfuzz.regression/1"}
+    page = (ROOT / "docs" / "versions.md").read_text(encoding="utf-8")
+    promised = re.findall(r"`(attnfuzz\.[a-z-]+/\d+)`", page)
+    assert sorted(promised) == sorted(named)
+
+
+def with_path(path: str) -> dict[str, Any]:
+    solution = a_solution()
+    solution["sources"].append({"path": path, "content": "raise SystemExit('run')"})
+    return solution
+
+
+def test_sources_are_written_as_they_are_and_nothing_runs(tmp_path: Path) -> None:
+    """Loading a stranger's file would execute it, or the kernel be another one."""
+    solution = a_solution("raise SystemExit('run')\r\n")
+    target = unpack(load_solution(write_solution(tmp_path, solution)), tmp_path)
+    assert target == f"{tmp_path / 'solution.py'}:solution"
+    written = (tmp_path / "solution_sources" / "src" / "main.py").read_bytes()
+    assert written == b"raise SystemExit('run')\r\n"
+    kernel_file = (tmp_path / "solution.py").read_text()
+    compile(kernel_file, "solution.py", "exec")
+    assert "module='solution_sources.src.main'" in kernel_file
+    assert "name='a_decode_kernel'" in kernel_file
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../out.py", "a/../../out.py", "/tmp/out.py", "a//b.py", "./a.py", "a/", "a\\b.py", "a\0b.py", "ä.py",
+        "C:/a.py", "a" * 201, "/".join("a" * 17), "",
+    ],
+)  # fmt: skip
+def test_a_path_that_leaves_the_folder_is_refused(path: str, tmp_path: Path) -> None:
+    """A stranger's file would be written over another one."""
+    with pytest.raises(SolutionError):
+        load_solution(write_solution(tmp_path, with_path(path)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"definition": "gqa_paged_decode_h4_kv3_d64_ps1"}, "no multiple of its KV heads"),
+        ({"definition": "mla_paged_decode_h16_ckv512_kpe64_ps1"}, "is none that attnfuzz knows"),
+        ({"definition": "gqa_paged_decode_h0_kv1_d64_ps1"}, "is none that attnfuzz knows"),
+        ({"spec": {"language": "cuda"}}, "spec.language='cuda' must be one of python, triton"),
+        ({"spec": {"entry_point": "main.py::run"}}, "names a file that is not among the sources"),
+        ({"spec": {"entry_point": "src/main.py::run()"}}, "must read file.py::function"),
+        ({"spec": {"entry_point": "src/main.py"}}, "must read file.py::function"),
+        ({"spec": {"destination_passing_style": "yes"}}, "Expected `bool`"),
+        ({"sources": []}, "length >= 1"),
+        ({"sources": [{"path": "src/main.py", "content": 1}]}, "Expected `str`"),
+        ({"name": ""}, "length >= 1"),
+    ],
+)
+def test_what_is_not_known_is_one_sentence(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    """A kernel of another problem would be judged as attention, or a mistake in a file be a traceback."""
+    with pytest.raises(SolutionError, match=r"^solution '") as raised:
+        load_solution(write_solution(tmp_path, a_solution(**changes)))
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_files_that_cannot_stand_beside_each_other_are_refused(tmp_path: Path) -> None:
+    """One would take the other's place."""
+    for path, words in (("src/main.py", "twice"), ("src/main.py/x.py", "as a folder")):
+        with pytest.raises(SolutionError, match=words):
+            load_solution(write_solution(tmp_path, with_path(path)))
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{", b"\xff", b'"\\ud800"', b"[" * 100_000, b"{}", b"null"])
+def test_a_file_that_is_no_solution_is_one_sentence(data: bytes, tmp_path: Path) -> None:
+    """A hostile file would end the command in a traceback."""
+    file = tmp_path / "solution.json"
+    file.write_bytes(data)
+    with pytest.raises(SolutionError, match=r"^solution '"):
+        load_solution(file)
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    """Its sources would fill the disk."""
+    solution = a_solution()
+    solution["sources"].append({"path": "data.txt", "content": "x" * (5 << 20)})
+    with pytest.raises(SolutionError, match="larger than"):
+        load_solution(write_solution(tmp_path, solution))
+    with pytest.raises(SolutionError, match="cannot be read"):
+        load_solution(tmp_path / "nowhere.json")
+
+
+def test_fields_that_are_not_looked_at_do_no_harm(tmp_path: Path) -> None:
+    """Files of a newer FlashInfer-Bench would be refused."""
+    solution = a_solution(description=None, extra={"a": [1]})
+    solution["spec"]["binding"] = None
+    assert load_solution(write_solution(tmp_path, solution)).definition == solution["definition"]

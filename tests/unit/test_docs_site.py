@@ -19,9 +19,9 @@ from torch import Tensor
 import attnfuzz
 from attnfuzz.corpus import load_regression
 from attnfuzz.inputs.layouts import split_interleaved, token_views
-from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.problems.supports import Layout
+from tests.cases import paged_case
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -119,9 +119,7 @@ def runs(of: dict[str, Tensor]) -> dict[str, list[str]]:
 @pytest.mark.parametrize("layout", ["NHD", "HND", "packed", "interleaved"])
 def test_layouts_are_drawn_as_they_are(layout: Layout) -> None:
     """Who writes a kernel after the drawing would read other tokens."""
-    case = PagedDecodeCase(
-        num_q_heads=2, num_kv_heads=2, head_size=16, seq_lens=(2,), scale=1.0, block_size=2, layout=layout
-    )
+    case = paged_case(num_q_heads=2, num_kv_heads=2, seq_lens=(2,), scale=1.0, block_size=2, layout=layout)
     start, caches = 0, []
     for name, spec in tensor_specs(case).items():
         if "cache" in name:

@@ -1,8 +1,9 @@
-"""The table of times in docs/kernels.md, and what is kept of a run for it."""
+"""Times and tolerances on pages of docs/: those that were measured."""
 
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -10,7 +11,9 @@ from msgspec.structs import replace
 
 from attnfuzz.bench.kernels.run import KernelBench, measure_kernels
 from attnfuzz.bench.kernels.shapes import SUITES, MeasureReply, MeasureRequest, Report, Shape
+from attnfuzz.testing.tolerances import DESIGNS, Design, Setting, Suite, weigh
 from tests.quality import times as kept
+from tests.unit.in_process import attnfuzz
 from tests.unit.timing_stand_ins import Pretended, declared, times
 
 PLAIN = Shape(label="plain", num_q_heads=4, num_kv_heads=2, head_size=64, seq_lens=(65536,))
@@ -78,3 +81,39 @@ def test_two_gpus_are_not_mixed() -> None:
     one = report()
     with pytest.raises(ValueError, match="one GPU"):
         kept.condensed([one, replace(one, machine=replace(one.machine, name="NVIDIA H2"))])
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "tolerances.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("design", DESIGNS)
+def test_the_derived_bound_takes_right_kernels_and_no_zeros(design: Design, dtype: str) -> None:
+    """The page would accuse kernels that round as their design does, or call a bound good that takes anything."""
+    told = weigh(Setting(seq_len=70, head_size=64, dtype=dtype, design=design, draws=8), ())
+    (bound,) = told.weighed
+    assert (bound.name, bound.right_fails, bound.passes["zeros"]) == ("derived bound", 0, 0)
+    assert told.error < told.bound * 10
+
+
+def test_a_tolerance_is_told_for_what_it_takes_and_what_it_fails() -> None:
+    """A tolerance that takes everything, or nothing, would look like any other."""
+    _, loose, tight = weigh(Setting(seq_len=70, draws=4), (Suite("loose", 10.0), Suite("tight", 0.0, 1e-9))).weighed
+    assert (loose.right_fails, set(loose.passes.values())) == (0, {4})
+    assert (tight.right_fails, set(tight.passes.values())) == (4, {0})
+
+
+def test_the_page_shows_what_the_command_prints(tmp_path: Path) -> None:
+    """The tables of the page would be those of another program."""
+    printed = attnfuzz("tolerances", "--seq-len", "512", cwd=tmp_path)
+    assert printed.returncode == 0
+    told, _, table = printed.stdout.strip().partition("\n\n")
+    assert f"`attnfuzz tolerances --seq-len 512`: {told}.\n\n{table}\n" in PAGE
+
+
+@pytest.mark.parametrize("given", [("--tolerance", "1e-3"), ("--heads", "3")])
+def test_what_cannot_be_weighed_is_refused_in_a_sentence(given: tuple[str, str], tmp_path: Path) -> None:
+    """A typing error would end in a traceback."""
+    refused = attnfuzz("tolerances", *given, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "must be" in refused.stderr

@@ -13,12 +13,13 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.identity.asking import Unanswered, bug_behind, needs_of
 from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs
 from attnfuzz.identity.features import most_specific, unconditional
+from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import Case, DenseDecodeCase, encode_case
 from attnfuzz.problems.fields import Choice, Integers
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Supports
-from attnfuzz.verdict import Failure, OracleName
+from attnfuzz.verdict import Failure
 from tests.unit.named_features import named, words
 
 KERNEL = Declaration(

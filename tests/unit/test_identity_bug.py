@@ -11,11 +11,12 @@ from attnfuzz.campaign.finding import Finding
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs, Signature, Symptom, are_one, is_alike
 from attnfuzz.identity.features import case_features
+from attnfuzz.mistake import WITHOUT_WEIGHT
 from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Supports
-from attnfuzz.verdict import WITHOUT_WEIGHT, Cause, Failure, SourceLine
+from attnfuzz.verdict import Cause, Failure, SourceLine
 from tests.unit.named_features import named, words
 
 CASE = simplest_case("paged_decode", Supports(), {})

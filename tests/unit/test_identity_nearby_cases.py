@@ -9,7 +9,7 @@ import pytest
 
 from attnfuzz.cases.facets.facet import changed
 from attnfuzz.cases.facets.heads import RATIO_NOT_POW2
-from attnfuzz.cases.features import DEAD_ROWS
+from attnfuzz.cases.facets.storage import DEAD_ROWS
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.features import case_features, kernel_parts
 from attnfuzz.identity.nearby_cases import alternatives, crossed, strides_swapped, without

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -355,13 +353,6 @@ def test_wrong_device_is_refused() -> None:
     """A misspelt device would silently mean the CPU."""
     with pytest.raises(ValueError, match="'auto', 'cpu' or 'cuda'"):
         Runner(device="gpu")
-
-
-def test_driver_stays_light() -> None:
-    """The driver would import torch or triton, and with them CUDA."""
-    script = "import attnfuzz.judging.runner, sys; print({'torch', 'triton', 'hypothesis'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.strip() == "set()"
 
 
 def test_an_import_that_does_nothing_is_given_up(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The judging service in this process: its methods and replies."""
+"""What an executor answers, the limits it finds in sources, and GPUs that do not answer."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ import pytest
 import torch
 
 import attnfuzz
-from attnfuzz.isolation.serve import ExitAfterReply
-from attnfuzz.judging.judge import BatchLost
+from attnfuzz.declaration import Declaration
+from attnfuzz.isolation.outcomes import DeviceLost, ExecutorUnavailable
+from attnfuzz.isolation.zygote_client import Zygote
+from attnfuzz.judging import loaded_kernels
 from attnfuzz.judging.messages import (
     BuildReply,
     BuildRequest,
     BuiltReply,
+    DeclarationsReply,
     GrowthReply,
     GrowthRequest,
     JudgeReply,
@@ -29,11 +32,13 @@ from attnfuzz.judging.messages import (
     from_wire,
     to_wire,
 )
+from attnfuzz.judging.runner import Runner
 from attnfuzz.judging.service import JudgingService
 from attnfuzz.oracles.exception import EnvironmentProblem
 from attnfuzz.oracles.registry import DEFAULT_ORACLES
 from attnfuzz.problems.cases import DenseDecodeCase, encode_case
 from attnfuzz.verdict import Failure, Verdict
+from tests.unit.execution_clients import SERVICES
 
 KERNELS = Path(__file__).parent / "misbehaving_kernels.py"
 CASE = DenseDecodeCase(num_q_heads=2, num_kv_heads=1, head_size=8, seq_lens=(3,), scale=0.25)
@@ -45,18 +50,6 @@ def request(name: str) -> bytes:
     return msgspec.json.encode(JudgeRequest(f"{KERNELS}:{name}", [case], DEFAULT_ORACLES, "bound"))
 
 
-def request_many(name: str) -> bytes:
-    cases = [msgspec.Raw(encode_case(msgspec.structs.replace(CASE, seq_lens=(n,)))) for n in (3, 7)]
-    return msgspec.json.encode(JudgeRequest(f"{KERNELS}:{name}", cases, DEFAULT_ORACLES, "bound", together=True))
-
-
-def test_fatal_verdict_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process with a lost GPU context would go on."""
-    monkeypatch.setattr("attnfuzz.judging.service.judge", lambda *_, **__: Verdict(fatal=True))
-    with pytest.raises(ExitAfterReply):
-        JudgingService().handle("judge", request("correct"))
-
-
 def test_environment_problem_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A user with an unusable environment would get a traceback."""
 
@@ -66,18 +59,6 @@ def test_environment_problem_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("attnfuzz.judging.service.judge", fail)
     reply = msgspec.json.decode(JudgingService().handle("judge", request("correct")), type=JudgeReply)
     assert reply == JudgeReply(environment="install another NumPy")
-
-
-def test_exhausted_memory_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A case that finds no memory would count as a bug of the framework, and so would every one after it."""
-
-    def fail(*_: Any, **__: Any) -> Verdict:
-        raise torch.OutOfMemoryError("CUDA out of memory.\nGPU 0 has a total capacity of 8 GiB")
-
-    monkeypatch.setattr("attnfuzz.judging.service.judge", fail)
-    with pytest.raises(ExitAfterReply) as stop:
-        JudgingService().handle("judge", request("correct"))
-    assert msgspec.json.decode(stop.value.body, type=JudgeReply) == JudgeReply(lost="CUDA out of memory.")
 
 
 def test_how_full_the_gpu_is_goes_with_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,18 +106,6 @@ def test_a_kernel_that_raises_has_no_growth() -> None:
     assert msgspec.json.decode(body, type=GrowthReply) == GrowthReply(raised="ValueError: no such block")
 
 
-def test_lost_batch_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process with a lost GPU context would go on, or take the driver's hope for verdicts with it."""
-
-    def fail(*_: Any, **__: Any) -> list[Verdict]:
-        raise BatchLost("illegal memory access")
-
-    monkeypatch.setattr("attnfuzz.judging.service.judge_batch", fail)
-    with pytest.raises(ExitAfterReply) as stop:
-        JudgingService().handle("judge", request_many("correct"))
-    assert msgspec.json.decode(stop.value.body, type=JudgeReply) == JudgeReply(lost="illegal memory access")
-
-
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 1e300, math.inf])
 def test_verdicts_survive_the_wire(ratio: float) -> None:
     """A verdict would come back with another ratio, or not at all."""
@@ -175,3 +144,153 @@ def test_an_engines_builder_is_asked_with_calls_on_the_cases() -> None:
     assert reply == BuildReply([["decode"]], "modules of Engine", "/kept", "ENGINE_FOLDER")
     assert seen == [((1, 2, 8), torch.mul)]
     assert msgspec.json.decode(service.handle("built", b"{}"), type=BuiltReply) == BuiltReply(1, is_over=True)
+
+
+SOURCE = """
+import attnfuzz
+
+TILE = 96
+UNUSED = 777
+LIMIT = 1 << 11
+
+
+def elsewhere(n):
+    return n >= 333
+
+
+def split(n):
+    for start in range(0, n, 80):
+        yield start
+
+
+@attnfuzz.kernel("paged_decode")
+def limited(inputs):
+    for n in inputs.seq_lens.tolist():
+        if n >= LIMIT or n // TILE > 3:
+            return None
+        list(split(n))
+    return inputs.out
+
+
+@attnfuzz.kernel("paged_decode")
+def another(inputs):
+    configuration = dict(block_n=48 if inputs.max_seq_len else 24)
+    return configuration
+
+
+made = attnfuzz.kernel("paged_decode", name="made")(eval("lambda inputs: inputs.seq_lens > 555"))
+"""
+
+
+def lengths(folder: Path) -> dict[str, tuple[int, ...]]:
+    """As the search is told of the kernels of a file."""
+    file = folder / "kernels_with_limits.py"
+    file.write_text(SOURCE)
+    payload = msgspec.json.encode({"targets": [str(file)]})
+    reply = msgspec.json.decode(JudgingService().handle("declarations", payload), type=DeclarationsReply)
+    assert reply.error is None
+    return {kernel.name: kernel.lengths for kernel in reply.kernels}
+
+
+def test_a_search_is_told_the_limits_of_each_kernel_and_of_no_other(tmp_path: Path) -> None:
+    """Lengths would not be drawn around what a kernel compares them with, or around limits of its neighbours."""
+    found = lengths(tmp_path)
+    assert found["limited"] == (80, 96, 2048)
+    assert found["another"] == (24, 48)
+
+
+def test_a_kernel_without_source_has_no_limits(tmp_path: Path) -> None:
+    """What is made at run time could not be searched at all."""
+    assert lengths(tmp_path)["made"] == ()
+
+
+def test_what_triton_kernels_are_launched_with_counts() -> None:
+    """The tile of a kernel would be met by chance only, where no option names it."""
+    payload = msgspec.json.encode({"targets": ["paged_attention_auto"]})
+    reply = msgspec.json.decode(JudgingService().handle("declarations", payload), type=DeclarationsReply)
+    assert 128 in reply.kernels[0].lengths
+
+
+def test_sources_of_kernels_that_are_known_are_not_read_again() -> None:
+    """Each worker would do so before its first case, which takes longer than importing an engine's kernels."""
+    payload = msgspec.json.encode({"targets": ["paged_attention_auto"], "known": True})
+    reply = msgspec.json.decode(JudgingService().handle("declarations", payload), type=DeclarationsReply)
+    assert reply.kernels[0].lengths == ()
+
+
+KERNEL = Declaration(name="k", problem="dense_decode", target="kernels.py:k")
+ONE_HEAD = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(3,), scale=0.25)
+
+
+@pytest.fixture
+def hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that is there once the GPU has hung."""
+    monkeypatch.setenv("ATTNFUZZ_TEST_GPU_HUNG", str(tmp_path / "hung"))
+    monkeypatch.setattr(loaded_kernels, "_PROBE_TIMEOUT_S", 0.3)
+    return tmp_path / "hung"
+
+
+def test_a_gpu_that_does_not_answer_after_a_hang_is_no_hang_of_the_kernel(hung: Path) -> None:
+    """Every case from then on would be a finding, at the price of a minute each."""
+    with Zygote.start(service=f"{SERVICES}:DeadGpu", preload=()) as zygote:
+        with Runner(device="cuda", zygote=zygote) as dead, pytest.raises(DeviceLost, match=r"kernels\.py:k.*reset it"):
+            dead.judge(KERNEL, ONE_HEAD, timeout_s=0.3)
+        assert hung.exists()
+
+
+def test_the_start_of_a_gpu_does_not_count_against_a_case() -> None:
+    """Many processes that start at once wait for each other: their first cases would hang, and they start again."""
+    with (
+        Zygote.start(service=f"{SERVICES}:ColdGpu", preload=()) as zygote,
+        Runner(device="cuda", zygote=zygote) as cold,
+        pytest.raises(ExecutorUnavailable, match="the case was judged"),
+    ):
+        cold.judge(KERNEL, ONE_HEAD, timeout_s=0.5)
+
+
+def test_a_process_that_was_asked_what_there_is_starts_the_gpu_before_the_first_case() -> None:
+    """Hunts ask each new process for its kernels first: their first case would wait for CUDA, and be a hang."""
+    with (
+        Zygote.start(service=f"{SERVICES}:ColdGpu", preload=()) as zygote,
+        Runner(device="cuda", zygote=zygote) as cold,
+    ):
+        cold.declarations([KERNEL.target])
+        with pytest.raises(ExecutorUnavailable, match="the case was judged"):
+            cold.judge(KERNEL, ONE_HEAD, timeout_s=0.5)
+
+
+@pytest.mark.parametrize(("kills", "said"), [(8, "the case was judged"), (1000, "something kills every process")])
+def test_processes_that_something_kills_say_nothing_about_the_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int, said: str
+) -> None:
+    """A campaign whose processes are killed while CUDA starts would give up a GPU that works."""
+    monkeypatch.setenv("ATTNFUZZ_TEST_CALLS", str(tmp_path / "calls"))
+    monkeypatch.setenv("ATTNFUZZ_TEST_KILLS", str(kills))
+    with (
+        Zygote.start(service=f"{SERVICES}:KilledAtTheStart", preload=()) as zygote,
+        Runner(device="cuda", zygote=zygote) as runner,
+        pytest.raises(ExecutorUnavailable, match=said) as error,
+    ):
+        runner.judge(KERNEL, ONE_HEAD)
+    assert not isinstance(error.value, DeviceLost)
+
+
+def test_a_batch_with_which_the_gpu_stops_answering_is_not_judged_case_by_case(hung: Path) -> None:
+    """It would take a minute for each case to find out what is known already."""
+    with (
+        Zygote.start(service=f"{SERVICES}:DeadGpu", preload=()) as zygote,
+        Runner(device="cuda", zygote=zygote) as dead,
+        pytest.raises(DeviceLost),
+    ):
+        dead.judge_together(KERNEL, [ONE_HEAD, ONE_HEAD], timeout_s=0.3)
+    assert hung.exists()
+
+
+def test_a_hang_on_a_gpu_that_goes_on_answering_is_the_kernel_s(hung: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No kernel that hangs would be found any more."""
+    monkeypatch.setenv("ATTNFUZZ_TEST_GPU_THEN", "recovers")
+    with Zygote.start(service=f"{SERVICES}:DeadGpu", preload=()) as zygote, Runner(device="cuda", zygote=zygote) as one:
+        failure = one.judge(KERNEL, ONE_HEAD, timeout_s=0.3).failure
+    assert hung.exists()
+    assert failure is not None
+    assert failure.oracle == "hang"

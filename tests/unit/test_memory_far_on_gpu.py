@@ -1,4 +1,4 @@
-"""Live elements far away in a GPU's memory, which virtual memory of the host plays here."""
+"""Guarded and far memory of a GPU, on a stand-in for its driver."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from typing import Any
 import pytest
 import torch
 
+from attnfuzz.isolation.memory_faults import FaultMap
+from attnfuzz.memory import cuda_virtual
 from attnfuzz.memory.arena import Arena
+from attnfuzz.memory.cuda_virtual import CudaVirtualMemory, DriverError
 from attnfuzz.memory.far import FAR, FarAllocator
+from attnfuzz.memory.guarded import GUARDS, CudaGuardedMemory, Guard, GuardedArena
 from attnfuzz.memory.sparse import CudaSparseMemory
-from tests.unit.host_virtual_memory import HostVirtualMemory, permissions
+from tests.unit.host_virtual_memory import GRANULE, HostVirtualMemory, permissions
 
-GRANULE = 1 << 21  # of an H100
+GPU_GRANULE = 1 << 21  # of an H100
 
 
 @pytest.fixture
 def memory() -> Iterator[CudaSparseMemory]:
-    host = HostVirtualMemory(GRANULE)
+    host = HostVirtualMemory(GPU_GRANULE)
     yield CudaSparseMemory(host)
     host.give_back_everything()
 
@@ -39,7 +43,7 @@ def test_pages_begin_where_they_are_told_to(memory: CudaSparseMemory) -> None:
     assert window.isnan().all()
     assert len(set(cache[:3].flatten().tolist())) > 50
     assert cache[first // 2].abs().ge(0.5).all()
-    assert permissions(cache.data_ptr() - 5 * GRANULE).startswith("---")
+    assert permissions(cache.data_ptr() - 5 * GPU_GRANULE).startswith("---")
 
 
 def test_decoys_below_the_cache_can_be_read(memory: CudaSparseMemory) -> None:
@@ -130,3 +134,148 @@ def test_short_offsets_of_rows_come_out_at_other_numbers(
                 found = bytearray(ctypes.string_at(first + size * here, size))
                 assert torch.frombuffer(found, dtype=dtype).item() < 50
     assert count >= rows // 2
+
+
+GAP = 4 * GRANULE
+
+
+def guarded(guard: Guard, **changes: Any) -> GuardedArena:
+    memory = CudaGuardedMemory(HostVirtualMemory(), gap_bytes=GAP)
+    fault_map = FaultMap(memoryview(bytearray(1 << 14)))
+    return GuardedArena(memory, fault_map, guard=guard, poison="nan", prefill="nan", **changes)
+
+
+@pytest.mark.parametrize(("count", "padding"), [(8, 0), (13, 6), (1, 14), (100_000, 0)])
+def test_tensors_are_aligned_and_end_or_begin_at_unmapped_memory(count: int, padding: int) -> None:
+    """Loads of vectors would cost a correct kernel its context, or an access outside go unseen."""
+    for guard in GUARDS:
+        tensor = guarded(guard).strided("t", (count,), (1,), torch.float16, role="input", shift=3)
+        start = tensor.data_ptr()
+        assert start % 16 == 0
+        edge = start + 2 * count + padding if guard == "end" else start - 1
+        other = start - 1 if guard == "end" else start + 2 * count
+        assert permissions(edge).startswith("---")
+        assert permissions(start + 2 * count + padding - 1).startswith("rw")
+        assert permissions(other).startswith("rw")  # so that it can be told which edge it was
+
+
+@pytest.mark.parametrize("guard", GUARDS)
+def test_room_is_poisoned_and_shows_what_is_written(guard: Guard) -> None:
+    """The nearest element that a kernel wrote to could not be told."""
+    arena = guarded(guard, room=64)
+    arena.strided("t", (13,), (1,), torch.float16, role="output")
+    (region,) = arena.regions
+    room = arena.room_beside(region)
+    assert room.numel() == (70 if guard == "end" else 64)
+    assert room.eq(0xFF).all()
+    edge = region.tensor.data_ptr() + (26 if guard == "end" else -1)
+    assert room.data_ptr() == (edge if guard == "end" else edge + 1 - 64)
+
+
+def test_unaligned_room_is_exact() -> None:
+    """How far a kernel reads could be told to 16 bytes only."""
+    for room in (2, 4, 30):
+        arena = guarded("end", room=room, aligned=False)
+        arena.strided("t", (13,), (1,), torch.float16, role="input")
+        assert arena.room_beside(arena.regions[0]).numel() == room
+
+
+def test_blocks_are_used_again_and_few_are_kept() -> None:
+    """Sixteen processes would fill the GPU."""
+    memory = HostVirtualMemory()
+    made = CudaGuardedMemory(memory, gap_bytes=GAP, spare_bytes=8 * GRANULE)
+    first = made.take(100)
+    address, size = first.data_ptr(), first.numel()
+    del first
+    assert made.take(50).data_ptr() == address
+    held = [made.take(20 * GRANULE) for _ in range(3)]
+    assert memory.mapped == 3 * held[0].numel() + size
+    held.clear()
+    made.take(3 * GRANULE)
+    assert made.spare_nbytes <= 8 * GRANULE + 4 * GRANULE
+    assert not memory.created  # nothing but the mappings holds on to memory
+
+
+NAMES = {2: b"CUDA_ERROR_OUT_OF_MEMORY", 1: b"CUDA_ERROR_INVALID_VALUE"}
+
+
+class Driver:
+    """Answers each call with a result, and notes it."""
+
+    def __init__(self, result: int = 0, *, context: int = 1) -> None:
+        self.result = result
+        self.context = context
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: self._answer(name, *arguments)
+
+    def _answer(self, name: str, *arguments: Any) -> int:
+        self.calls.append((name, *arguments))
+        if name == "cuCtxGetCurrent":
+            arguments[0]._obj.value = self.context
+        elif name == "cuMemGetAllocationGranularity":
+            arguments[0]._obj.value = 1 << 21
+        elif name == "cuGetErrorName":
+            arguments[1]._obj.value = NAMES.get(arguments[0])
+        return self.result
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    pretended = Driver()
+    monkeypatch.setattr(cuda_virtual, "_load", lambda: pretended)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
+    return pretended
+
+
+def test_structs_are_those_of_the_header() -> None:
+    """The driver would read a flag where a device is meant. Offsets as a C compiler lays them out on x86-64."""
+    properties = cuda_virtual._AllocationProperties
+    fields = ("type", "requestedHandleTypes", "location", "win32HandleMetaData", "allocFlags")
+    assert [getattr(properties, field).offset for field in fields] == [0, 4, 8, 16, 24]
+    flags = ("compressionType", "gpuDirectRDMACapable", "usage", "reserved")
+    assert [getattr(cuda_virtual._AllocationFlags, field).offset for field in flags] == [0, 1, 2, 4]
+    assert ctypes.sizeof(properties) == 32
+    assert (cuda_virtual._Access.flags.offset, ctypes.sizeof(cuda_virtual._Access)) == (8, 12)
+
+
+def test_calls_name_the_device_and_how_it_may_use_the_memory(driver: Driver) -> None:
+    """Memory would be that of another GPU, or not be accessible."""
+    memory = CudaVirtualMemory(3)
+    assert memory.granule == 1 << 21
+    memory.map(1 << 30, 1 << 21, 7)
+    memory.allow(1 << 30, 1 << 21)
+    (mapped, allowed) = driver.calls[-2:]
+    assert mapped == ("cuMemMap", 1 << 30, 1 << 21, 0, 7, 0)
+    name, address, nbytes, access, count = allowed
+    assert (name, address, nbytes, count) == ("cuMemSetAccess", 1 << 30, 1 << 21, 1)
+    assert (access._obj.location.type, access._obj.location.id, access._obj.flags) == (1, 3, 3)
+
+
+def test_what_the_driver_refuses_is_an_error_with_its_name(driver: Driver) -> None:
+    """Memory that is not there would be used."""
+    memory = CudaVirtualMemory(0)
+    driver.result = 1
+    with pytest.raises(DriverError, match="cuMemUnmap failed with CUDA_ERROR_INVALID_VALUE"):
+        memory.unmap(1 << 30, 1 << 21)
+    driver.result = 12345
+    with pytest.raises(DriverError, match="cuMemRelease failed with error 12345"):
+        memory.release(7)
+    driver.result = 2
+    with pytest.raises(torch.OutOfMemoryError, match="cuMemCreate failed with CUDA_ERROR_OUT_OF_MEMORY"):
+        memory.create(1 << 21)
+
+
+def test_a_thread_without_a_context_is_told_so(driver: Driver) -> None:
+    """Each call would fail with an error that nobody can place."""
+    driver.context = 0
+    with pytest.raises(DriverError, match="no CUDA context is current"):
+        CudaVirtualMemory(0)
+
+
+def test_no_driver_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with an old driver would end in a traceback of ctypes."""
+    monkeypatch.setattr(cuda_virtual, "_LIBRARY", "libcuda-is-not-here.so")
+    with pytest.raises(DriverError, match="has no virtual memory management"):
+        cuda_virtual._load()

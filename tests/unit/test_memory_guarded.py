@@ -1,32 +1,25 @@
-"""Tensors next to unmapped memory, as those see them that use them rightly; `test_guard_page` goes beyond."""
+"""Tensors that end or begin at unmapped memory, and limits on addresses."""
 
 from __future__ import annotations
 
 import gc
 import mmap
 import resource
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from attnfuzz.isolation.memory_faults import FaultMap, read_regions
+from attnfuzz.memory.address_space import SparseUnavailable, at_most_more, reserve, why_unavailable
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import violations
 from attnfuzz.memory.guarded import GUARDS, Guard, GuardedArena, HostGuardedMemory, guarded_memory
 from attnfuzz.memory.patterns import holds_prefill, poison_value
+from tests.unit.host_virtual_memory import permissions
 
 GAP = 1 << 20
-
-
-def permissions(address: int) -> str:
-    """What may be done at an address, as in /proc/self/maps; empty if nothing is there."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        bounds, what, *_ = line.split()
-        low, high = (int(part, 16) for part in bounds.split("-"))
-        if low <= address < high:
-            return what
-    return ""
 
 
 def arena(guard: Guard = "end", memory: HostGuardedMemory | None = None) -> tuple[GuardedArena, bytearray]:
@@ -177,3 +170,32 @@ def test_under_a_limit_on_addresses_nothing_is_kept(monkeypatch: pytest.MonkeyPa
     """Blocks that nobody uses would take the addresses that a right kernel then lacks."""
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1 << 36, resource.RLIM_INFINITY))
     assert not took_again()
+
+
+def test_large_allocations_fail_within_and_succeed_afterwards() -> None:
+    """A kernel that copies a sparse cache as a whole would take the machine's memory with it."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with at_most_more(1 << 28):
+        torch.empty(1 << 20)
+        with pytest.raises(RuntimeError, match="can't allocate memory"):
+            torch.empty(1 << 30)
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+    torch.empty(1 << 30)
+
+
+def test_refusal_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where addresses count as memory, nobody would know why the oracle is silent."""
+    assert why_unavailable() is None
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + (1 << 32), hard))
+    try:
+        with pytest.raises(
+            SparseUnavailable, match=r"no 64 GiB of addresses \(Cannot allocate memory\); allow it with"
+        ):
+            reserve(1 << 36)
+        assert "ulimit -v unlimited" in (why_unavailable() or "")
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert why_unavailable() == "sparse memory is implemented on Linux only, not on darwin"

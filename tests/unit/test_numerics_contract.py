@@ -1,8 +1,10 @@
-"""What the bound of attention promises: its shapes, its errors, what it takes for equal, and how large ties make it."""
+"""What error bounds promise: of declarations, of copies of a score, and of steps in float32."""
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -13,6 +15,7 @@ from torch import Tensor
 
 import attnfuzz.numerics.bounds as attention_module
 from attnfuzz.numerics import Bound, attention_bound, error_ratio
+from attnfuzz.numerics.rounded import Rounded, exactly
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.recipes import Values
@@ -142,3 +145,141 @@ def test_one_of_2000_equal_tokens_is_missed_by_the_lse(dtype: str, logit_exponen
     lse = rounded_sum_lse((0.125 * values.q[0, 0].float() @ k[:, 0].float().T), types["in_dtype"])
     exact = (0.125 * values.q[0, 0].double() @ k[:, 0].T).logsumexp(0)
     assert float((lse - exact).abs() / bound.lse[0]) < 0.5
+
+
+ALL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+LOGIT_SCALES = (0.3, 10.0, 100.0, 1000.0)
+SIZES = ((1, 16), (6, 16), (40, 32), (3, 128))
+SEEDS = range(12)
+
+
+def fused(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """`fma(a, b, c)` in float32: the product of two float32 numbers is exact in float64."""
+    return (a.double() * b.double() + c.double()).float()
+
+
+def score_copies(q: Tensor, k: Tensor) -> Tensor:
+    """`q.k` as each of head_size lanes has it, `[num_tokens, head_size]`: a butterfly that begins with an fma."""
+    lanes = torch.arange(len(q))
+    products = q * k
+    distance = len(q) // 2
+    copies = fused(q.expand_as(k), k, products[:, lanes ^ distance])
+    while distance := distance // 2:
+        copies = copies + copies[:, lanes ^ distance]
+    return copies
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """Dimension d of the numerator has lane d's copy of each weight; maximum and denominator have lane 0's.
+
+    q is scaled first: products of unscaled float16 or bfloat16 numbers are exact, and fusing them changes nothing.
+    """
+    scores = score_copies(q * torch.tensor(scale, dtype=torch.float32), k)
+    weights = (scores - scores[:, 0].max()).exp()
+    return (weights * v).sum(0) / weights[:, 0].sum()
+
+
+def ratio(
+    seq_len: int, head_size: int, dtype: torch.dtype, logit_scale: float, seed: int, *, one_copy: bool = False
+) -> float:
+    """Largest error over bound of a problem with random numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    q, *kv = (torch.randn(n, head_size, generator=generator).to(dtype) for n in (1, seq_len, seq_len))
+    q, k, v = (q * logit_scale).to(dtype).double(), *(x.double() for x in kv)
+    scale = head_size**-0.5
+    exact = (scale * q @ k.T).softmax(-1) @ v
+    bound = attention_bound(
+        q,
+        k[:, None],
+        v[:, None],
+        scale,
+        in_dtype=dtype,
+        out_dtype=torch.float32,
+        numerics=Numerics(probabilities="float32", partials="float32", matmul="ieee"),
+        one_copy=one_copy,
+    )
+    out = attend(q[0].float(), k.float(), v.float(), scale)
+    return error_ratio(out[None], exact, bound.out).max().item()
+
+
+@pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
+def test_kernels_whose_threads_round_a_score_differently_stay_below_the_bound(dtype: torch.dtype) -> None:
+    """Every Triton kernel that sums one product per thread would be accused, as the bundled ones once were."""
+    problems = itertools.product(SIZES, LOGIT_SCALES, SEEDS)
+    largest = max(ratio(*size, dtype, logit_scale, seed) for size, logit_scale, seed in problems)
+    assert 0.05 < largest < 1
+
+
+def test_one_copy_of_each_score_would_not_explain_them() -> None:
+    """The emulated kernel must show the effect, or the tests beside this one would prove nothing."""
+    assert max(ratio(1, 16, torch.float32, 100.0, seed, one_copy=True) for seed in SEEDS) > 1
+
+
+def test_a_single_token_shows_it_best() -> None:
+    """A weight over itself is 1 whatever the score: what remains is the difference of two copies alone."""
+    q, k = torch.randn(2, 50, 16, generator=torch.Generator().manual_seed(1))
+    copies = torch.cat([score_copies(*pair) for pair in zip(q, k[:, None], strict=True)])
+    assert sum(len(set(row)) > 1 for row in copies.tolist()) > 5
+    exact = [math.fsum(row) for row in (q.double() * k.double()).tolist()]
+    torch.testing.assert_close(copies.double(), torch.tensor(exact).double()[:, None].expand(-1, 16), rtol=0, atol=1e-5)
+
+
+Computed = Callable[[Tensor, Tensor], Tensor]
+Carried = Callable[[Rounded, Rounded], Rounded]
+
+OPERATIONS: dict[str, tuple[Computed, Carried]] = {
+    "sum": (lambda x, y: x + y, lambda x, y: x + y),
+    "difference": (lambda x, y: x - y, lambda x, y: x - y),
+    "product": (lambda x, y: x * y, lambda x, y: x * y),
+    "quotient": (lambda x, y: x / y, lambda x, y: x / y),
+    "exponential": (lambda x, _: x.exp(), lambda x, _: x.exp()),
+    "logarithm": (lambda x, y: (1 + y.exp()).log(), lambda _, y: (exactly(1.0) + y.exp()).log()),
+    "root": (lambda x, y: (x * x).rsqrt(), lambda x, _: (x * x).rsqrt()),
+    "dot": (lambda x, y: (x * y).sum(-1), lambda x, y: x.dot(y)),
+    "chain": (
+        lambda x, y: ((x * y).sum(-1).exp() * (x.exp() / (1 + y.exp())).sum(-1)).float(),
+        lambda x, y: (x.dot(y).exp() * (x.exp() / (exactly(1.0) + y.exp())).sum(-1)).stored("float32"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_what_float32_gives_is_within_the_bound_and_not_far(name: str) -> None:
+    """A right kernel would be told to be wrong, or a wrong one not."""
+    generator = torch.Generator().manual_seed(1)
+    x, y = (torch.randn(200, 64, generator=generator).clamp(-2, 2) + 3 * (name == "quotient") for _ in range(2))
+    computed, carried = OPERATIONS[name]
+    found = carried(exactly(x), exactly(y))
+    assert torch.allclose(found.value, computed(x.double(), y.double()).double(), rtol=1e-3)
+    error = (computed(x, y).double() - found.value).abs()
+    assert bool((error <= found.error).all())
+    assert float((error / found.error).max()) > 0.005
+    assert float((found.error / found.value.abs().clamp(min=1.0)).max()) < 1e-3
+
+
+def test_errors_of_operands_are_carried_on() -> None:
+    """What a first step got wrong would be forgotten by the next."""
+    x, off = torch.tensor([0.7, 3.0], dtype=torch.float64), torch.tensor([0.01, 0.02], dtype=torch.float64)
+    number = Rounded(x, off)
+    for carried, exact in (
+        (number * number, lambda x: x * x),
+        (number - exactly(1.0), lambda x: x - 1),
+        (exactly(1.0) / number, lambda x: 1 / x),
+        (number.exp(), torch.exp),
+        (number.log(), torch.log),
+        (number.rsqrt(), torch.rsqrt),
+        (number.dot(exactly(2.0)), lambda x: (2 * x).sum()),
+    ):
+        for sign in (-1, 1):
+            assert bool(((exact(x + sign * off) - exact(x)).abs() <= carried.error).all())
+
+
+def test_a_number_that_may_be_zero_has_no_bound() -> None:
+    """A quotient without a bound would be compared with one."""
+    near = Rounded(torch.tensor(1e-3, dtype=torch.float64), torch.tensor(2e-3, dtype=torch.float64))
+    with pytest.raises(ValueError, match="quotient"):
+        exactly(1.0) / near
+    with pytest.raises(ValueError, match="logarithm"):
+        near.log()
+    nothing = exactly(0.0).log()
+    assert (float(nothing.value), float(nothing.error)) == (-torch.inf, 0.0)

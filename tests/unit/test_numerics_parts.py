@@ -20,6 +20,7 @@ from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.recipes import Needle, Values
 from attnfuzz.trials.expectations import Expectation, expectations
 from attnfuzz.values import attention_values
+from tests.cases import dense_case
 from tests.unit.tensor_cores import AMPERE, HOPPER, HOPPER_FP8, VOLTA, Unit
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
@@ -278,9 +279,7 @@ def test_near_ties_count_as_rescales() -> None:
 
 
 LARGE = Values(keys="equal", logit_exponent=8, needles=(Needle(seq=0, position=3, kv_head=0),))
-CASE = DenseDecodeCase(
-    num_q_heads=2, num_kv_heads=1, head_size=64, seq_lens=(7, 5), scale=2**-8, dtype="float16", values=LARGE
-)
+CASE = dense_case(num_q_heads=2, head_size=64, seq_lens=(7, 5), scale=2**-8, dtype="float16", values=LARGE)
 
 
 def expected(numerics: Numerics, case: DenseDecodeCase = CASE) -> Expectation:

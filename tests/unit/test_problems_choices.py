@@ -32,6 +32,8 @@ from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Supports
 from tests.unit.named_features import words
 
+ANY_V = Supports(v_head_sizes="any")
+
 
 def test_unlimited_kernels_meet_the_sizes_that_break_kernels() -> None:
     """A head size, ratio or page size that real bugs needed would never be drawn."""
@@ -40,56 +42,39 @@ def test_unlimited_kernels_meet_the_sizes_that_break_kernels() -> None:
     assert {1, 16, 256, 3, 24} <= set(BLOCK_SIZES)
 
 
-def test_power_of_two_head_size_comes_before_the_one_padded_to_it() -> None:
-    """The simplest case of an unlimited kernel would have head size 13."""
-    assert head_sizes_of(Supports(), "float16")[:3] == (16, 13, 40)
-
-
-def test_smallest_supported_head_size_is_simplest() -> None:
-    """Shrinking would stop at a head size that is larger than needed."""
-    assert head_sizes_of(Supports(head_sizes=(128, 80)), "float16") == (80, 128)
-
-
-@pytest.mark.parametrize(("dtype", "expected"), [("float16", (8, 40)), ("float32", (4, 8, 12, 40))])
-def test_packed_layout_limits_head_sizes(dtype: str, expected: tuple[int, ...]) -> None:
-    """A packed cache would be drawn for a head size that it cannot hold."""
-    supports = Supports(head_sizes=(40, 13, 12, 8, 4))
-    assert head_sizes_of(supports, dtype, "packed") == expected  # type: ignore[arg-type]  # from the parameter list
-
-
-def test_choices_are_ordered_whatever_the_declaration_says_first() -> None:
-    """Two kernels that support the same would disagree on which case is simplest."""
-    supports = Supports(
-        dtypes=("float32", "float16"), layouts=("HND", "NHD"), gqa_ratios=(7, 1), block_sizes=(24, 16, 1)
-    )
-    assert dtypes_of(supports) == ("float16", "float32")
-    assert layouts_of(supports) == ("NHD", "HND")
-    assert gqa_ratios_of(supports) == (1, 7)
-    assert block_sizes_of(supports) == (1, 16, 24)
-
-
-def test_split_counts_reach_the_declared_limit() -> None:
-    """A kernel's largest split count would never be tried."""
-    assert split_counts_of(Supports(max_num_splits=6)) == (1, 2, 3, 4, 5, 6)
-
-
-def test_without_empty_states_no_lse_is_infinite() -> None:
-    """A kernel that declares no empty states would be given one."""
-    assert lse_kinds_of(Supports(empty_sequences=False)) == ("finite", "equal", "high", "low")
-
-
-def test_an_infinite_lse_that_is_declared_away_is_not_drawn() -> None:
-    """A merge that takes +inf for a number, as it may, would be handed it."""
-    assert lse_kinds_of(Supports()) == ("finite", "equal", "high", "low", "-inf", "+inf")
-    assert lse_kinds_of(Supports(empty_state_lse=("-inf",))) == ("finite", "equal", "high", "low", "-inf")
-    assert "+inf" in lse_kinds_of(Supports(empty_state_lse=("+inf",)))
-
-
-def test_paddings_are_nested() -> None:
-    """A kernel that follows no unused entry would not be given valid ones, too."""
-    assert paddings_of(Supports(unused_table_entries="zero")) == ("zero",)
-    assert paddings_of(Supports(unused_table_entries="valid")) == ("zero", "wrong_page")
-    assert paddings_of(Supports(unused_table_entries="garbage")) == ("zero", "wrong_page", "garbage")
+@pytest.mark.parametrize(
+    ("choices", "args", "expected"),
+    [
+        (head_sizes_of, (Supports(), "float16"), (16, 13, 40, 64, 72, 80, 96, 128, 192, 256)),  # 13 is padded to 16
+        (head_sizes_of, (Supports(head_sizes=(128, 80)), "float16"), (80, 128)),
+        (head_sizes_of, (Supports(head_sizes=(40, 13, 12, 8, 4)), "float16", "packed"), (8, 40)),
+        (head_sizes_of, (Supports(head_sizes=(40, 13, 12, 8, 4)), "float32", "packed"), (4, 8, 12, 40)),
+        (dtypes_of, (Supports(dtypes=("float32", "float16")),), ("float16", "float32")),
+        (layouts_of, (Supports(layouts=("HND", "NHD")),), ("NHD", "HND")),
+        (gqa_ratios_of, (Supports(gqa_ratios=(7, 1)),), (1, 7)),
+        (block_sizes_of, (Supports(block_sizes=(24, 16, 1)),), (1, 16, 24)),
+        (split_counts_of, (Supports(max_num_splits=6),), (1, 2, 3, 4, 5, 6)),
+        (lse_kinds_of, (Supports(),), ("finite", "equal", "high", "low", "-inf", "+inf")),
+        (lse_kinds_of, (Supports(empty_sequences=False),), ("finite", "equal", "high", "low")),
+        (lse_kinds_of, (Supports(empty_state_lse=("-inf",)),), ("finite", "equal", "high", "low", "-inf")),
+        (lse_kinds_of, (Supports(empty_state_lse=("+inf",)),), ("finite", "equal", "high", "low", "+inf")),
+        (paddings_of, (Supports(unused_table_entries="zero"),), ("zero",)),
+        (paddings_of, (Supports(unused_table_entries="valid"),), ("zero", "wrong_page")),
+        (paddings_of, (Supports(unused_table_entries="garbage"),), ("zero", "wrong_page", "garbage")),
+        (v_head_sizes_of, (Supports(), 64, "NHD"), (64,)),
+        (v_head_sizes_of, (ANY_V, 64, "NHD"), (64, 16, 13, 40, 72, 80, 96, 128, 192, 256)),
+        (v_head_sizes_of, (ANY_V, 64, "interleaved"), (64,)),
+        (v_head_sizes_of, (Supports(v_head_sizes=(128, 64, 40)), 64, "HND"), (64, 40, 128)),
+        (v_head_sizes_of, (Supports(v_head_sizes=(128, 40)), 64, None), (40, 128)),
+        (stride_kinds_of, ("contiguous", "q"), ("contiguous",)),
+        (stride_kinds_of, ("last_contiguous", "q"), ("contiguous", "outer_gap", "padded_rows", "transposed", "offset")),
+        (stride_kinds_of, ("last_contiguous", "block_table"), ("contiguous", "padded_rows", "offset")),
+        (stride_kinds_of, ("last_contiguous", "seq_lens"), ("contiguous", "offset")),
+    ],
+)
+def test_what_is_declared_leaves_these_choices_the_simplest_first(choices: Any, args: Any, expected: Any) -> None:
+    """A kernel would get what it does not take, never what it claims, or shrink to a case that is not simplest."""
+    assert choices(*args) == expected
 
 
 def test_default_scale_is_a_float32() -> None:
@@ -97,20 +82,6 @@ def test_default_scale_is_a_float32() -> None:
     scale = default_scale(80)
     assert struct.unpack("f", struct.pack("f", scale))[0] == scale
     assert scale == pytest.approx(80**-0.5, rel=1e-7)
-
-
-def test_last_contiguous_excludes_whatever_moves_the_last_dimension() -> None:
-    """A kernel that needs stride 1 would be given a transposed matrix."""
-    assert stride_kinds_of("last_contiguous", "q") == (
-        "contiguous",
-        "outer_gap",
-        "padded_rows",
-        "transposed",
-        "offset",
-    )
-    assert stride_kinds_of("last_contiguous", "block_table") == ("contiguous", "padded_rows", "offset")
-    assert stride_kinds_of("last_contiguous", "seq_lens") == ("contiguous", "offset")
-    assert stride_kinds_of("contiguous", "q") == ("contiguous",)
 
 
 def test_engines_leave_gaps_between_tokens_and_pages_only() -> None:
@@ -146,21 +117,6 @@ def test_simplest_case_passes_over_a_format_that_holds_no_head_size() -> None:
     """A kernel whose float16 head sizes cannot be packed would be refused although float32 ones can."""
     case = simplest_case("paged_decode", Supports(head_sizes=(4,), layouts=("packed",)), {})
     assert case.dtype == "float32"
-
-
-@pytest.mark.parametrize(
-    ("declared", "layout", "expected"),
-    [
-        ("equal", "NHD", (64,)),
-        ("any", "NHD", (64, 16, 13, 40, 72, 80, 96, 128, 192, 256)),
-        ("any", "interleaved", (64,)),
-        ((128, 64, 40), "HND", (64, 40, 128)),
-        ((128, 40), None, (40, 128)),
-    ],
-)
-def test_the_size_of_k_is_the_simplest_for_v(declared: Any, layout: Any, expected: tuple[int, ...]) -> None:
-    """A finding would have heads of two sizes where one shows the same, or of a size that the kernel does not take."""
-    assert v_head_sizes_of(Supports(v_head_sizes=declared), 64, layout) == expected
 
 
 def test_a_kernel_for_one_pair_of_sizes_has_a_simplest_case() -> None:

@@ -1,14 +1,17 @@
-"""Whether a case may be given to a kernel."""
+"""What kernels declare, and which cases follow from that."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from attnfuzz.cases.supported import adapt_options, supports_case, translate, why_unsupported
 from attnfuzz.problems.cases import Case, MergeStatesCase, Problem
+from attnfuzz.problems.declared_numerics import FixedTolerance, Numerics
 from attnfuzz.problems.recipes import Pages
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Supports
@@ -19,6 +22,7 @@ def case_of(problem: Problem, **fields: Any) -> Case:
     return msgspec.structs.replace(simplest_case(problem, Supports(), {}), **fields)
 
 
+PROMISES = ("empty_sequences", "deterministic", "batch_invariant", "graph_replay")
 MERGE = MergeStatesCase(num_q_heads=1, num_tokens=1, head_size=16)
 
 
@@ -86,16 +90,14 @@ def test_limits_that_a_case_keeps_are_no_objection() -> None:
 
 def test_options_must_be_offered_and_complete() -> None:
     """A kernel would be called with an option that it does not offer, or without one that it needs."""
-    options: dict[str, tuple[int, ...]] = {"tile": (16, 32)}
-    offered = case_of("dense_decode", options={"tile": 32})
-    assert why_unsupported(Supports(), options, offered) is None
-    assert "offers (16, 32)" in str(why_unsupported(Supports(), options, case_of("dense_decode", options={"tile": 64})))
-    assert "leaves out options['tile']" in str(why_unsupported(Supports(), options, case_of("dense_decode")))
 
+    def why(options: dict[str, Any]) -> str | None:
+        return why_unsupported(Supports(), {"tile": (1, 32)}, case_of("dense_decode", options=options))
 
-def test_a_flag_is_not_a_number() -> None:
-    """True would pass for the choice 1, and the replayed kernel would take another path."""
-    assert why_unsupported(Supports(), {"fast": (0, 1)}, case_of("dense_decode", options={"fast": True})) is not None
+    assert why({"tile": 32}) is None
+    assert "offers (1, 32)" in str(why({"tile": 64}))
+    assert "leaves out options['tile']" in str(why({}))
+    assert why({"tile": True}) is not None  # no number
 
 
 def test_adapted_options_keep_what_the_kernel_offers() -> None:
@@ -104,12 +106,8 @@ def test_adapted_options_keep_what_the_kernel_offers() -> None:
     adapted = adapt_options(case, {"tile": (16, 32), "num_splits": (2, 4)})
     assert adapted.options == {"tile": 32, "num_splits": 2}
     assert why_unsupported(Supports(), {"tile": (16, 32), "num_splits": (2, 4)}, adapted) is None
-
-
-def test_a_case_that_fits_is_not_copied() -> None:
-    """Comparing by identity would see a change where there is none."""
-    case = case_of("dense_decode", options={"tile": 32})
-    assert adapt_options(case, {"tile": (16, 32)}) is case
+    fits = case_of("dense_decode", options={"tile": 32})
+    assert adapt_options(fits, {"tile": (16, 32)}) is fits  # compared by identity
 
 
 def test_a_case_is_translated_where_that_changes_its_description_only() -> None:
@@ -161,3 +159,73 @@ def test_empty_states_are_marked_as_the_kernel_takes_them() -> None:
     assert found is not None
     assert getattr(found.case, "lse_pairs", None) == (("finite", "-inf"), ("-inf", "high"))
     assert found.changes == ("LSE as TH", "empty states as -inf")
+
+
+@pytest.mark.parametrize(
+    ("declare", "fields", "rule"),
+    [
+        *((Supports, {name: "no"}, rf"Supports\({name}='no'\): must be True or False") for name in PROMISES),
+        (Supports, {"empty_state_outputs": "nan"}, r"Supports\(empty_state_outputs="),
+        (Supports, {"empty_state_lse": "-inf"}, r"Supports\(empty_state_lse="),
+        (Supports, {"strides": "gaps"}, r"Supports\(strides="),
+        *(
+            (Supports, {"v_head_sizes": sizes}, r"Supports\(v_head_sizes")
+            for sizes in ("some", (), (0,), (2048,), [64], None)
+        ),
+        (Supports, {"kv_dtypes": ("float8_e4m3",)}, r"kv_dtypes='float8_e4m3'"),
+        (Supports, {"kv_scales": ()}, "kv_scales"),
+        *(
+            (Numerics, {name: "fp32"}, rf"Numerics: {name}='fp32' must be one of '\w+'")
+            for name in ("probabilities", "partials", "matmul")
+        ),
+        *(
+            (FixedTolerance, {"atol": 0.0, "rtol": 0.0, name: wrong}, rf"{name}=.* must be a finite number >= 0")
+            for name in ("atol", "rtol")
+            for wrong in (-1e-9, math.nan, math.inf, "1e-2", True, None)
+        ),
+    ],
+    ids=str,
+)
+def test_what_means_nothing_cannot_be_declared(declare: Any, fields: dict[str, Any], rule: str) -> None:
+    """A misspelt word would be taken for a promise or the default, or a tolerance of NaN accept everything."""
+    with pytest.raises(ValueError, match=rule):
+        declare(**fields)
+
+
+@pytest.mark.parametrize("declared", [Numerics(probabilities="float32", matmul="tf32"), FixedTolerance(1, 1e-2)])
+def test_a_declaration_survives_json_and_unknown_fields_do_not(declared: Any) -> None:
+    """Declarations cross a pipe as JSON; a field from another version must be an error, not be dropped."""
+    assert msgspec.json.decode(msgspec.json.encode(declared), type=type(declared)) == declared
+    unknown = {**msgspec.to_builtins(declared), "accumulator": "float16"}
+    with pytest.raises(msgspec.ValidationError, match="unknown field `accumulator`"):
+        msgspec.convert(unknown, type(declared))
+
+
+def test_what_was_saved_before_a_field_came_is_read() -> None:
+    """A campaign begun with an older version could not be resumed."""
+    new = {"empty_state_outputs", "empty_state_lse"}
+    saved = {name: value for name, value in msgspec.to_builtins(Supports(strides="any")).items() if name not in new}
+    assert msgspec.convert(saved, Supports) == Supports(strides="any")
+
+
+def test_a_default_that_is_passed_is_a_promise() -> None:
+    """Who writes down that sequences may be empty would have it inferred that they may not."""
+    said = Supports(empty_sequences=True, dtypes=("float16",))
+    assert [said.leaves_open(name) for name in ("empty_sequences", "dtypes", "strides")] == [False, False, True]
+    assert said.declared() == {"dtypes": ("float16",), "empty_sequences": True}
+    copied = msgspec.json.decode(msgspec.json.encode(msgspec.structs.replace(said, lse="none")), type=Supports)
+    assert not copied.leaves_open("empty_sequences")
+    assert Supports().declared() == {}
+
+
+def test_undeclared_means_the_loosest_but_not_tf32_and_no_graph() -> None:
+    """A kernel that declares nothing would be blamed for rounding weights or for waiting, or excused for TF32."""
+    assert (Numerics().probabilities, Numerics().partials, Numerics().matmul) == ("input", "input", "tensor_core")
+    assert not Supports().graph_replay
+
+
+def test_bound_is_absolute_plus_relative() -> None:
+    """The formula is `torch.testing.assert_close`'s: atol + rtol |expected|, on numbers and tensors."""
+    tolerance = FixedTolerance(atol=0.5, rtol=0.25)
+    assert tolerance.bound(-2.0) == 1.0
+    assert tolerance.bound(torch.tensor([0.0, -2.0, 4.0])).tolist() == [0.5, 1.0, 1.5]

@@ -1,16 +1,27 @@
-"""Findings in lines, and in which order."""
+"""Findings in a report: their order, names and what is declared of their kernels."""
 
 from __future__ import annotations
 
+import html
+import io
+import json
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from attnfuzz.campaign.finding import Finding
+from attnfuzz.declaration import Declaration
+from attnfuzz.mistake import NARROW_OFFSETS
 from attnfuzz.oracles.registry import Severity
 from attnfuzz.problems.cases import Problem, case_from_builtins
 from attnfuzz.problems.supports import Supports
+from attnfuzz.report.ci import github_annotations
+from attnfuzz.report.declarations import print_declared, print_kernels
+from attnfuzz.report.files import write_json
 from attnfuzz.report.findings import (
     finding_lines,
     heading_of,
@@ -18,29 +29,35 @@ from attnfuzz.report.findings import (
     kernels_in_order,
     one_line,
     severity_of,
+    title_of,
     told_findings,
 )
-from attnfuzz.verdict import NARROW_OFFSETS, Cause
-from tests.unit.report_results import CASES, MERGE, a_result
+from attnfuzz.report.html import html_page
+from attnfuzz.report.junit import junit_xml
+from attnfuzz.report.progress import describe, panel
+from attnfuzz.report.summary import summarise
+from attnfuzz.report.terminal import make_console, print_result
+from attnfuzz.verdict import Cause, Failure
+from tests.unit.report_results import CASES, DENSE, MERGE, PAGED, a_finding, a_result
 from tests.unit.test_campaign_contract_gaps import finding, paged
 
 HEADS: dict[str, Any] = {"num_q_heads": 2, "head_size": 16}
-DENSE: dict[str, Any] = {**HEADS, "num_kv_heads": 1, "scale": 0.25, "seq_lens": [3, 0]}
-PAGED: dict[str, Any] = {**DENSE, "block_size": 4}
+DENSE_FIELDS: dict[str, Any] = {**HEADS, "num_kv_heads": 1, "scale": 0.25, "seq_lens": [3, 0]}
+PAGED_FIELDS: dict[str, Any] = {**DENSE_FIELDS, "block_size": 4}
 
 
 @pytest.mark.parametrize(
     ("problem", "fields", "end"),
     [
-        ("dense_decode", DENSE, "2 query heads on 1 KV head, seq_lens 3, 0"),
-        ("dense_decode", {**DENSE, "seq_lens": [1] * 9}, "seq_lens 1, 1, 1, 1, 1, 1, 1, 1, ..."),
+        ("dense_decode", DENSE_FIELDS, "2 query heads on 1 KV head, seq_lens 3, 0"),
+        ("dense_decode", {**DENSE_FIELDS, "seq_lens": [1] * 9}, "seq_lens 1, 1, 1, 1, 1, 1, 1, 1, ..."),
         (
             "paged_decode",
-            {**PAGED, "variant": {"window": 3, "sinks": "high"}, "options": {"num_splits": 2}},
+            {**PAGED_FIELDS, "variant": {"window": 3, "sinks": "high"}, "options": {"num_splits": 2}},
             "pages of 4 tokens, seq_lens 3, 0, num_splits=2, window 3, sinks high",
         ),
-        ("split_decode", {**PAGED, "num_splits": 3}, "seq_lens 3, 0, num_splits=3"),
-        ("paged_attention", {**PAGED, "query_lens": [2, 0]}, "seq_lens 3, 0, query_lens 2, 0"),
+        ("split_decode", {**PAGED_FIELDS, "num_splits": 3}, "seq_lens 3, 0, num_splits=3"),
+        ("paged_attention", {**PAGED_FIELDS, "query_lens": [2, 0]}, "seq_lens 3, 0, query_lens 2, 0"),
         ("merge_states", {**HEADS, "num_tokens": 1, "options": {"warps": 4}}, "1 token, 2 query heads, warps=4"),
     ],
 )
@@ -175,3 +192,87 @@ def test_roundings_are_told_where_time_was_over_before_one_was_named() -> None:
     assert "errors of such a size may come of weights rounded, scores rounded, and other mistakes" in line
     named = with_failure(causes=(rounded,), maybe=("weights_rounded",))
     assert finding_lines(named.regression("cpu").finding, named.case) == ()
+
+
+FAR_AWAY = Failure(
+    oracle="page_relocation",
+    kind="strides of q",
+    message="q is read at the wrong place",
+    causes=(Cause(mistake=NARROW_OFFSETS),),
+)
+OF_ONES_OWN = Failure(oracle="rows_in_range", kind="", message="a row is larger than its values")
+
+
+@pytest.mark.parametrize(
+    ("failure", "name"),
+    [(FAR_AWAY, "page_relocation/narrow_offsets"), (OF_ONES_OWN, "rows_in_range")],
+    ids=["cause", "own"],
+)
+def test_a_finding_has_one_name_in_all_that_is_told_of_it(failure: Failure, name: str, tmp_path: Path) -> None:
+    """A reader who looks for a line of the log in the report would find another bug there."""
+    finding = a_finding(failure=failure)
+    result = a_result(finding)
+    title = title_of(finding)
+    assert title == name or title.startswith(f"{name} [")
+    assert title == title_of(finding.regression("a device").finding)
+
+    assert f" {PAGED.target} {name}: " in describe("found", finding)
+    live = Console(file=io.StringIO(), width=200)
+    live.print(panel(result.statistics, shrinking=[finding], width=200, height=40))
+    assert f" {name} #" in live.file.getvalue()  # type: ignore[attr-defined]  # of StringIO
+    terminal = Console(file=io.StringIO(), width=200)
+    print_result(terminal, result)
+    assert f"1. {PAGED.target}  {title}" in terminal.file.getvalue()  # type: ignore[attr-defined]  # of StringIO
+    page = html.unescape(html_page(result))
+    assert f"<code>{title}</code>" in page
+    assert f">{title}</a>" in page
+    cases = [case for case in ElementTree.fromstring(junit_xml(result)).iter("testcase") if case.get("name") == title]
+    assert [one.get("type") for case in cases for one in case] == [name]
+    write_json(tmp_path / "explore.json", summarise(result))
+    summary = json.loads((tmp_path / "explore.json").read_bytes())
+    assert summary["kernels"][0]["findings"][0]["signature"] == title
+    (annotation,) = github_annotations(tmp_path)
+    assert title.partition(" [")[0] in annotation
+
+
+def test_what_a_finding_also_shows_as_is_called_as_findings_are() -> None:
+    """A finding that another one stands for would not be known by the name that it had in the log."""
+    finding = a_finding()
+    finding.also_shows_as(a_finding(DENSE, failure=OF_ONES_OWN))
+    assert [one.name for one in finding.also] == ["rows_in_range"]
+
+
+def test_only_what_no_declaration_ends_is_a_bug(capsys: pytest.CaptureFixture[str]) -> None:
+    """A kernel for contiguous tensors would be told to have a bug that its declaration ends."""
+    result = a_result(a_finding(remedy=Supports(strides="contiguous")), a_finding(DENSE))
+    print_declared(make_console(), result)
+    paged, dense, _ = capsys.readouterr().out.split("\n\n")
+    assert paged.startswith(f"{PAGED.target}:")
+    assert "no bug was found in" in paged
+    assert "1 question, which a further declaration answers:" in paged
+    assert 'declare Supports(strides="contiguous")' in paged
+    assert "within it, 1 bug, which no declaration ends:" in dense
+    assert "out of contract" not in dense
+    assert result.fails
+    assert not a_result(a_finding(remedy=Supports(strides="contiguous"))).fails
+
+
+LONG = Declaration(
+    name="k",
+    problem="paged_attention",
+    target="a_folder/with_a_name/" + "and_another" * 6 + ".py:kernel",
+    options={"num_splits": tuple(range(60))},
+)
+SHORT = Declaration(name="short", problem="dense_decode", target="short")
+
+
+@pytest.mark.parametrize("width", [20, 80, 140])
+def test_no_name_is_cut(width: int) -> None:
+    """A name in a list would have to be guessed before it can be searched."""
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    print_kernels(console, [SHORT, LONG], [], verbose=False)
+    assert isinstance(console.file, io.StringIO)
+    _, short, long = console.file.getvalue().splitlines()
+    assert short.split() == ["short", "dense_decode"]
+    assert long.split() == [LONG.target, "paged_attention", "num_splits=" + "|".join(map(str, range(60)))]
+    assert short.index("dense_decode") == long.index("paged_attention")

@@ -20,6 +20,7 @@ from attnfuzz.cases.supported import adapt_options, why_unsupported
 from attnfuzz.corpus import FindingRecord, Regression, load_regression, regression_files
 from attnfuzz.declaration import Declaration, Kernel, KernelLoadError, load_kernels
 from attnfuzz.families import CacheWrite
+from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import PROBLEMS, Case, Problem, case_from_builtins
 from attnfuzz.problems.limits import CaseTooLarge, tensor_nbytes
 from attnfuzz.problems.open_cases import OpenCase, implementation_of
@@ -30,7 +31,6 @@ from attnfuzz.report.sources import kernel_sources
 from attnfuzz.trials.engine_calls import NotFollowed, engine_calls
 from attnfuzz.trials.open_script import open_script_part
 from attnfuzz.trials.script_part import MAX_TENSOR_BYTES, ScriptPart
-from attnfuzz.verdict import OracleName
 
 ROOT = Path(attnfuzz.__file__).parents[1]
 WITHOUT_ATTNFUZZ = f"""

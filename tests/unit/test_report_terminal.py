@@ -17,11 +17,12 @@ from attnfuzz.campaign.result import CampaignResult, Earlier, FindingEvent, Repo
 from attnfuzz.campaign.statistics import KernelStatistics, WorkerProgress
 from attnfuzz.cli.outcome import outcome_of
 from attnfuzz.declaration import Declaration
+from attnfuzz.mistake import NARROW_OFFSETS, WITHOUT_WEIGHT
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.supports import Supports
 from attnfuzz.report.progress import LineReporter, LiveReporter, status_line
 from attnfuzz.report.terminal import make_console, make_reporter, print_result, verdict_sentence
-from attnfuzz.verdict import NARROW_OFFSETS, WITHOUT_WEIGHT, Cause, Failure
+from attnfuzz.verdict import Cause, Failure
 from tests.unit.named_features import named
 from tests.unit.report_results import statistics_of
 

@@ -1,24 +1,31 @@
-"""Whole cases: within what a kernel supports, within the sizes asked for, and with every feature in reach."""
+"""Cases as they are drawn, and what Hypothesis shrinks them to."""
 
 from __future__ import annotations
 
+import random
 import statistics
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from itertools import islice
 from typing import Any
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
 from attnfuzz.cases.features import features
 from attnfuzz.cases.supported import why_unsupported
+from attnfuzz.minimise import minimise
 from attnfuzz.problems.boundaries import tile_sizes
-from attnfuzz.problems.cases import PROBLEMS, AttentionCase, PagedDecodeCase, Problem, decode_case, encode_case
-from attnfuzz.problems.choices import default_scale
+from attnfuzz.problems.cases import PROBLEMS, AttentionCase, Case, PagedDecodeCase, Problem, decode_case, encode_case
+from attnfuzz.problems.choices import LARGE_BLOCK_SIZES, LARGE_GQA_RATIOS, LARGE_HEAD_SIZES, default_scale
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, case_nbytes
+from attnfuzz.problems.quantised_kv import KV_DTYPES, KV_GRANULARITIES
+from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import DTYPES, LAYOUTS, Supports
-from attnfuzz.strategies import CPU_SIZES, GPU_SIZES, Sizes, cases
+from attnfuzz.problems.variants import VARIANTS
+from attnfuzz.strategies import CPU_SIZES, GPU_SIZES, Sizes, cases, draw_formats
 from tests.unit.drawing import drawn_cases
 from tests.unit.named_features import words
 
@@ -51,6 +58,12 @@ SUPPORTS = st.builds(
     empty_sequences=st.booleans(),
     lse=st.sampled_from(("natural", "base2", "none")),
     lse_layout=st.sampled_from(("HT", "TH")),
+    max_query_len=st.none() | st.sampled_from((1, 16)),
+    padding_tokens=st.booleans(),
+    non_causal=st.booleans(),
+    variants=st.just(()) | subsets(VARIANTS),
+    kv_dtypes=st.just(()) | subsets(KV_DTYPES),
+    kv_scales=subsets(KV_GRANULARITIES),
 )
 
 NARROW = Supports(
@@ -249,3 +262,130 @@ def test_scale_follows_the_head_size_half_of_the_time() -> None:
     found = drawn("dense_decode")
     usual = sum(case.scale == default_scale(case.head_size) for case in found)
     assert len(found) // 3 < usual < 2 * len(found) // 3
+
+
+TILES = {"tile": (16, 32, 64)}
+
+
+def shrunk(problem: Problem, fails: Callable[[Any], bool]) -> Case:
+    return find(
+        cases(problem, options=TILES),
+        fails,
+        random=random.Random(4),
+        settings=settings(database=None, max_examples=4000),
+    )
+
+
+@pytest.mark.parametrize("problem", ["dense_decode", "paged_decode", "split_decode", "merge_states"])
+def test_a_failure_of_every_case_shrinks_to_the_simplest_case(problem: Problem) -> None:
+    """Users of the strategies would be shown details that have nothing to do with the failure."""
+    assert shrunk(problem, lambda _: True) == simplest_case(problem, Supports(), TILES)
+
+
+@pytest.mark.parametrize(
+    ("problem", "fails", "expected"),
+    [
+        ("paged_decode", lambda case: case.layout == "HND", {"layout=HND"}),
+        ("paged_decode", lambda case: 0 in case.seq_lens, {"empty sequence"}),
+        ("paged_decode", lambda case: case.options["tile"] == 32, {"option tile=32"}),
+        ("paged_decode", lambda case: case.strides.get("q") == "outer_gap", {"strides:q=outer_gap"}),
+        (
+            "paged_decode",
+            lambda case: case.gqa_ratio % 2 and case.gqa_ratio > 1,
+            {"gqa_ratio>1", "gqa_ratio not pow2"},
+        ),
+        (
+            "paged_decode",
+            lambda case: case.pages.order == "shuffled" and max(case.seq_lens) > case.block_size,
+            {"pages=shuffled", "seq_len>1", "seq_len>block_size"},
+        ),
+        ("dense_decode", lambda case: max(case.seq_lens) > 64, {"seq_len>1"}),
+        (
+            "dense_decode",
+            lambda case: case.dtype == "bfloat16" and case.head_size > 64,
+            {"dtype=bfloat16", "head_size not pow2", "head_size>16", "head_size>64"},
+        ),
+        ("split_decode", lambda case: case.num_splits > 1, {"num_splits>1", "empty split"}),
+        ("merge_states", lambda case: ("-inf", "-inf") in case.lse_pairs, {"lse -inf/-inf"}),
+    ],
+)
+@pytest.mark.by_day("*-expected[39]")
+def test_only_what_the_failure_needs_is_left(
+    problem: Problem, fails: Callable[[Any], bool], expected: set[str]
+) -> None:
+    """Counterexamples would carry features that the failure does not need."""
+    assert words(features(shrunk(problem, fails), options=TILES)) == expected
+
+
+LARGE = Supports(large_sizes=True, strides="any")
+BLOCKS = {"block_m": (16, 32), "tile": (16, 64)}
+
+
+def large_values(one: Any) -> set[tuple[str, int]]:
+    """Those of a format or a case."""
+    ratio = one.num_q_heads // (one.num_kv_heads or 1)
+    found = {("head_size", one.head_size), ("block_size", one.block_size), ("gqa_ratio", ratio)}
+    named = zip(
+        ("head_size", "block_size", "gqa_ratio"), (LARGE_HEAD_SIZES, LARGE_BLOCK_SIZES, LARGE_GQA_RATIOS), strict=True
+    )
+    return found & {(name, size) for name, sizes in named for size in sizes}
+
+
+def failing(supports: Supports, fails: Callable[[Any], bool], seed: int) -> Case:
+    return find(
+        cases("paged_decode", supports=supports, options=BLOCKS),
+        fails,
+        random=random.Random(seed),
+        settings=settings(database=None, max_examples=20_000, phases=[Phase.generate]),
+    )
+
+
+@pytest.mark.parametrize("sizes", [CPU_SIZES, GPU_SIZES], ids=["cpu", "gpu"])
+@pytest.mark.by_day("cpu")
+def test_all_are_drawn_now_and_then(sizes: Sizes) -> None:
+    """What kernels claim would never be tried, or half of the time go into cases that take ten times as long."""
+    formats = draw_formats("paged_decode", supports=LARGE, options=BLOCKS, sizes=sizes, seed=0)
+    drawn = [large_values(one) for one in islice(formats, 20_000)]
+    assert len(set.union(*drawn)) == 9
+    assert sum(map(bool, drawn)) < 0.1 * len(drawn)
+
+
+def test_none_is_drawn_unless_it_is_declared() -> None:
+    """A kernel whose tiles do not fit into shared memory with such heads would be told that it is broken."""
+    formats = draw_formats("paged_decode", supports=Supports(), options=BLOCKS, sizes=GPU_SIZES, seed=0)
+    assert not any(map(large_values, islice(formats, 5_000)))
+    declared = Supports(large_sizes=True, head_sizes=(64,), block_sizes=(16,), gqa_ratios=(4,))
+    formats = draw_formats("paged_decode", supports=declared, options=BLOCKS, sizes=GPU_SIZES, seed=0)
+    assert not any(map(large_values, islice(formats, 5_000)))
+
+
+def test_a_group_that_a_kernel_names_is_drawn_though_a_case_has_no_room_for_it() -> None:
+    """A kernel for 128 query heads on one KV head would only be tried with 16, on a machine without a GPU."""
+    supports = Supports(gqa_ratios=(16, 128))
+    formats = draw_formats("paged_decode", supports=supports, options=BLOCKS, sizes=CPU_SIZES, seed=0)
+    assert any(one.num_q_heads == 128 for one in islice(formats, 5_000))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_does_not_matter_shrinks_away(seed: int) -> None:
+    """A bug of all cases would be shown with 128 heads of 1,024, as if it took these."""
+    case = failing(LARGE, lambda case: bool(large_values(case)), seed)
+    assert why_unsupported(LARGE, BLOCKS, case) is None
+    simplest = simplest_case("paged_decode", Supports(), BLOCKS)
+    assert simplest_case("paged_decode", LARGE, BLOCKS) == simplest
+    assert minimise(case, lambda _: True, supports=LARGE, options=BLOCKS) == simplest
+
+
+@pytest.mark.parametrize(
+    ("fails", "expected"),
+    [
+        (lambda case: case.head_size > 512, {("head_size", 576)}),
+        (lambda case: case.num_q_heads > 40 * case.num_kv_heads, {("gqa_ratio", 64)}),
+        (lambda case: case.block_size > 300, {("block_size", 528)}),
+    ],
+    ids=["heads", "group", "pages"],
+)
+def test_what_matters_is_the_least_that_does(fails: Callable[[Any], bool], expected: set[tuple[str, int]]) -> None:
+    """A report would show a larger case than is needed."""
+    found = minimise(failing(LARGE, fails, 0), fails, supports=LARGE, options=BLOCKS)
+    assert large_values(found) == expected

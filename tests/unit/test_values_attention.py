@@ -1,9 +1,10 @@
-"""q, K and V: fixed forever, exact in every dtype, and shaped as their recipes say."""
+"""Numbers of cases of attention and of states to merge."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -11,11 +12,13 @@ import torch
 from jaxtyping import config as shape_checks
 from torch import Tensor
 
-from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
-from attnfuzz.problems.recipes import KEY_RECIPES, VALUE_RECIPES, Needle, Pages, Values
+from attnfuzz.problems.cases import MergeStatesCase, PagedDecodeCase
+from attnfuzz.problems.recipes import KEY_RECIPES, LSE_KINDS, VALUE_RECIPES, Needle, Pages, Values
 from attnfuzz.problems.supports import DTYPES, Dtype
 from attnfuzz.values import draws
 from attnfuzz.values.attention import LogicalAttention, attention_values
+from attnfuzz.values.states import merge_values, merge_values_of_many
+from tests.cases import dense_case, paged_case
 
 RECIPES = [*itertools.product(KEY_RECIPES, VALUE_RECIPES)]
 COARSE = [recipes for recipes in RECIPES if not {"fine", "small"} & set(recipes)]
@@ -23,7 +26,7 @@ COARSE = [recipes for recipes in RECIPES if not {"fine", "small"} & set(recipes)
 
 
 def dense(seq_lens: tuple[int, ...] = (5, 0, 9), dtype: Dtype = "float16", head_size: int = 16, **values: Any) -> Any:
-    return DenseDecodeCase(
+    return dense_case(
         num_q_heads=4,
         num_kv_heads=2,
         head_size=head_size,
@@ -69,10 +72,9 @@ def named(row: torch.Tensor) -> tuple[int, int, int]:
 @pytest.mark.parametrize("recipe", GOLDEN, ids="-".join)
 def test_golden_numbers(recipe: tuple[Any, Any]) -> None:
     """Saved cases would be rebuilt with other numbers."""
-    case = DenseDecodeCase(
-        num_q_heads=2, num_kv_heads=1, head_size=5, seq_lens=(2, 1), scale=1.0,
-        values=Values(keys=recipe[0], values=recipe[1], seed=42),
-    )  # fmt: skip
+    case = dense_case(
+        num_q_heads=2, head_size=5, seq_lens=(2, 1), scale=1.0, values=Values(keys=recipe[0], values=recipe[1], seed=42)
+    )
     values = attention_values(case)
     assert (values.q[1, 0].tolist(), values.k[1, 0].tolist(), values.v[1, 0].tolist()) == GOLDEN[recipe]
 
@@ -220,10 +222,15 @@ def test_needle_takes_nearly_all_weight(keys: Any) -> None:
 
 
 def paged(seq_lens: tuple[int, ...], shared_blocks: int, **values: Any) -> PagedDecodeCase:
-    return PagedDecodeCase(
-        num_q_heads=2, num_kv_heads=2, head_size=8, seq_lens=seq_lens, scale=1.0, block_size=4,
-        pages=Pages(shared_blocks=shared_blocks), values=Values(**values),
-    )  # fmt: skip
+    return paged_case(
+        num_q_heads=2,
+        num_kv_heads=2,
+        head_size=8,
+        seq_lens=seq_lens,
+        scale=1.0,
+        pages=Pages(shared_blocks=shared_blocks),
+        values=Values(**values),
+    )
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids="-".join)
@@ -242,10 +249,14 @@ def test_shared_pages_hold_the_same_tokens(recipe: tuple[Any, Any]) -> None:
 @pytest.mark.parametrize("keys", ["rising", "falling"])
 def test_shared_page_far_longer_than_sequence_0(keys: Any) -> None:
     """Positions that sequence 0 never reached would get keys beyond the recipe's range, which bfloat16 rounds."""
-    case = PagedDecodeCase(
-        num_q_heads=1, num_kv_heads=1, head_size=8, seq_lens=(3, 900), scale=1.0, block_size=1024,
-        pages=Pages(shared_blocks=1), values=Values(keys=keys),
-    )  # fmt: skip
+    case = paged_case(
+        head_size=8,
+        seq_lens=(3, 900),
+        scale=1.0,
+        block_size=1024,
+        pages=Pages(shared_blocks=1),
+        values=Values(keys=keys),
+    )
     k = attention_values(case).sequence(1)[0]
     expected = [0, 1, 2, *[2] * 897] if keys == "rising" else [2, 1, 0, *[0] * 897]
     assert (k.abs().amax(dim=(1, 2)) * 16).tolist() == expected
@@ -278,3 +289,74 @@ def test_shapes_are_enforced_in_tests() -> None:
     shape_checks.update("jaxtyping_disable", False)  # by day most tests are not checked
     with pytest.raises(Exception, match="Type-check error"):
         LogicalAttention(q, q, q[:1], (0, 2))
+
+
+def merge(**more: Any) -> MergeStatesCase:
+    return MergeStatesCase(**{"num_q_heads": 2, "head_size": 3, "num_tokens": 2, "seed": 42} | more)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_golden_numbers_of_states(device: str) -> None:
+    """Saved cases would be rebuilt with other numbers."""
+    pairs = (("finite", "equal"), ("high", "low"), ("equal", "equal"), ("-inf", "+inf"))
+    values = merge_values(merge(lse_pairs=pairs), device)
+    assert values.prefix_lse.tolist() == [[1.1875, 192.0], [1.6875, -math.inf]]
+    assert values.suffix_lse.tolist() == [[-1.4375, -194.3125], [1.6875, math.inf]]
+    assert values.prefix_output[0].tolist() == [[0.78125, -1.03125, -1.40625], [0.65625, 0.03125, -1.1875]]
+    assert values.suffix_output[1].tolist() == [[0.34375, -0.75, -0.375], [1.875, 0.28125, -1.90625]]
+    assert values.prefix_live.tolist() == [[True, True], [True, False]]
+    assert values.suffix_live.tolist() == [[True, True], [True, False]]
+
+
+def test_states_are_exact_in_every_dtype() -> None:
+    """A number would be rounded on its way into the case's dtype."""
+    half, short, full = (merge_values(merge(dtype=dtype, num_tokens=50)) for dtype in DTYPES)
+    for name in ("prefix_output", "suffix_output"):
+        assert torch.equal(getattr(half, name).double(), getattr(full, name).double())
+        assert torch.equal(getattr(short, name).double(), getattr(full, name).double())
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("float32", 24), ("float16", 11), ("bfloat16", 8)])
+def test_fine_states_use_every_bit(dtype: Any, bits: int) -> None:
+    """A kernel that rounds the states that it merges would be right on all numbers that it is ever given."""
+    case = merge(dtype=dtype, num_tokens=400, outputs="fine")
+    for made in (merge_values(case), *merge_values_of_many([case, merge(dtype=dtype)], "cpu")[:1]):
+        units = torch.stack((made.prefix_output, made.suffix_output)).double() * 2.0 ** (bits - 2)
+        assert torch.equal(units, units.round())
+        assert int(units.abs().max()) > 2 ** (bits - 1) * 0.9
+        assert (units % 2 == 1).double().mean() > 0.4
+        assert torch.equal(made.prefix_output, merge_values(case).prefix_output)
+
+
+RANGES = {"finite": (-4, 4), "equal": (-4, 4), "high": (192, 196), "low": (-196, -192)}
+
+
+@pytest.mark.parametrize("pair", [*itertools.product(LSE_KINDS, LSE_KINDS)], ids=",".join)
+def test_lse_kinds(pair: tuple[Any, Any]) -> None:
+    """A pair would not be what its name says: far apart, equal, or empty on one side or both."""
+    values = merge_values(merge(num_tokens=40, lse_pairs=(pair,)))
+    for kind, lse in zip(pair, (values.prefix_lse, values.suffix_lse), strict=True):
+        if kind in RANGES:
+            low, high = RANGES[kind]
+            assert ((lse >= low) & (lse < high) & (lse * 16 == (lse * 16).round())).all()
+            assert len(set(lse.flatten().tolist())) > 10
+        else:
+            assert (lse == float(kind)).all()
+    same = torch.equal(values.prefix_lse, values.suffix_lse)
+    assert same == (pair[0] == pair[1] and pair[0] in ("equal", "-inf", "+inf"))
+
+
+def test_pairs_cycle_over_tokens_and_heads() -> None:
+    """The pair of a row would not be the one that the case's documentation names."""
+    pairs = (("high", "low"), ("low", "high"), ("-inf", "finite"))
+    values = merge_values(merge(num_q_heads=2, num_tokens=3, lse_pairs=pairs))
+    empty = [[(token * 2 + head) % 3 == 2 for head in range(2)] for token in range(3)]
+    assert (~values.prefix_live).tolist() == empty
+    assert values.prefix_lse[0, 0] > 100 > -100 > values.prefix_lse[0, 1]
+
+
+def test_base_is_noted_but_changes_no_number() -> None:
+    """LSE numbers would no longer be dyadic in the kernel's own base."""
+    natural, base2 = merge_values(merge()), merge_values(merge(), lse_base2=True)
+    assert (natural.lse_base2, base2.lse_base2) == (False, True)
+    assert torch.equal(natural.prefix_lse, base2.prefix_lse)

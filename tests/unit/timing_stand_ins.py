@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from attnfuzz.bench.kernels.shapes import MachineReply, MeasureReply, MeasureRequest, Timed, bytes_to_move
-from attnfuzz.declaration import Declaration, Supports
+from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Problem
+from attnfuzz.problems.supports import Supports
 
 SDPA = Declaration(
     name="torch:sdpa",

@@ -248,7 +248,7 @@ def objection(declaration: Declaration, shape: Shape, options: dict[str, OptionV
 
 
 def _sparse_objection(problem: OpenProblem, shape: Shape) -> str | None:
-    """Of a list of slots nothing is left out, and rows of the cache are as queries are."""
+    """Why sparse decode is not timed: a list names each slot once and none is left out; the cache has q's dtype."""
     if not isinstance(implementation_of(problem), SparseDecode):
         return f"computes another {problem}"
     asked = {"cache": "same", "has_lengths": False, "repeats": False, "dtype": shape.dtype}
@@ -381,7 +381,7 @@ _MOST_MERGED = 512
 
 @dataclass(frozen=True, slots=True)
 class RightRows:
-    """What rows of the results are to hold, by their ``place`` in them; without an LSE only the output counts."""
+    """The numbers that rows of the results are to hold, by their ``place``; without an LSE only the output counts."""
 
     place: int | slice
     out: Float64[Tensor, "..."]
@@ -399,7 +399,7 @@ class RightRows:
 def right_rows(
     tensors: AttentionTensors | MergeTensors, *, numerics: Numerics, num_partials: int, one_copy: bool
 ) -> list[RightRows]:
-    """Those that are looked at.
+    """The rows that are looked at, and what is right there.
 
     ``num_partials``: into how many parts the kernel may have cut a sequence. ``one_copy``: as for `attention_bound`.
     """

@@ -257,7 +257,8 @@ def _choices_of(
 
 
 def choose_kernels(declarations: Sequence[Declaration], *, named: bool) -> list[Declaration]:
-    """Those with a problem that is timed; if the user ``named`` none, only what can be captured into a CUDA graph.
+    """The kernels with a problem that is timed; if the user ``named`` none, only what can be captured into a CUDA
+    graph.
 
     Raises KernelLoadError if none is left.
     """

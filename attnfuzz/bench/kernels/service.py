@@ -175,7 +175,7 @@ class TimingService:
         return Contender(prepare, declaration.numerics, partials, in_graph)
 
     def _sets(self, shape: Shape, count: int) -> list[AttentionTensors | MergeTensors]:
-        """Those of the request before, if it was for the same shape."""
+        """The tensors of the request before, if it was for the same shape."""
         if self._drawn is None or self._drawn[0] != shape or len(self._drawn[1]) != count:
             self._drawn = None
             if self._on_gpu:

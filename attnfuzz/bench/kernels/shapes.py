@@ -77,12 +77,12 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     @property
     def scale(self) -> float:
-        """That of the scores."""
+        """The factor of the scores."""
         return float(self.head_size**-0.5)
 
     @property
     def value_size(self) -> int:
-        """That of heads of values, and of the output."""
+        """The size of heads of values, and of the output."""
         return self.rank or self.head_size
 
     @property
@@ -158,7 +158,7 @@ def _latent() -> list[Shape]:
 
 
 def _sparse() -> list[Shape]:
-    """The same over lists of 2,048 slots, as many as DeepSeek's indexer chooses."""
+    """Latent decode over lists of 2,048 slots, as many as DeepSeek's indexer chooses."""
     return [
         _latents(f"{heads} heads {batch}x2048", heads, (2048,) * batch, block_size=1)
         for heads in (16, 128)

@@ -53,7 +53,7 @@ class _Field:
 
 
 class CompiledFields:
-    """Of one kernel in one worker.
+    """The fields of which one kernel is compiled anew, in one worker.
 
     While compilers have had their share of the time, a drawn case gets values that were there before in the fields that
     may decide, all but one of which nothing is known. The share is that of all ``workers`` together; ``turn`` is as

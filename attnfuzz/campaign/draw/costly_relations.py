@@ -41,7 +41,7 @@ class _Spent:
     passed: Case | None = None
 
     def expected_s(self, num_costly: int, compilations: int) -> float:
-        """What the turn takes that comes next: as long as the last one of the same relation, among ``num_costly``."""
+        """How long the next turn takes: as long as the last one of the same relation, among ``num_costly``."""
         if len(self.turns_s) >= num_costly:
             return self.turns_s[-num_costly]
         return _EXPECTED_S + compilations * self.compiled_s / max(1, self.num_compiled)

@@ -203,7 +203,8 @@ class LargerCases:
         return climb.rungs[index - 1] if index else self._usual.max_seq_len
 
     def _rungs(self, declaration: Declaration) -> tuple[int, ...]:
-        """Those that are more than usual cases have, and one past each limit in the source that they do not reach."""
+        """The lengths that are more than usual cases have, and one past each limit in the source that they do not
+        reach."""
         beyond = {int(_MORE_THAN_LIMIT * number) for number in declaration.lengths if number > RUNGS[-1]}
         most, rungs = self._max_seq_len, () if self._on_gpu else (*RUNGS, *beyond)
         within = {tokens for tokens in rungs if most is None or tokens < most}

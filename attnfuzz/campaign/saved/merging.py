@@ -34,7 +34,7 @@ class SavedBug:
 
     @property
     def regression(self) -> Regression:
-        """That of the first file."""
+        """The regression of the first file."""
         return self.files[0].regression
 
     @property

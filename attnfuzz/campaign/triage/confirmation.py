@@ -17,9 +17,10 @@ from attnfuzz.cases.supported import supports_case
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import FailingCase, Symptom, is_leak, may_be_leak
 from attnfuzz.identity.differences import differing, others_like, with_fields_of
+from attnfuzz.mistake import READ_BEFORE_WRITTEN
 from attnfuzz.oracles.registry import CALL_SEQUENCE, DETERMINISM, HANG, KNOWN, oracle_of
 from attnfuzz.problems.cases import Case
-from attnfuzz.verdict import READ_BEFORE_WRITTEN, Failure, Relations, ends_process
+from attnfuzz.verdict import Failure, Relations, ends_process
 
 _OF_WHAT_IS_REMEMBERED: Relations = (CALL_SEQUENCE.name,)
 

@@ -19,14 +19,15 @@ import msgspec
 
 from attnfuzz.bundled.merge_states import PAIR
 from attnfuzz.campaign.finding import Finding
+from attnfuzz.cases.facets.contents import FREED_PAGES
 from attnfuzz.cases.facets.facet import other_than
 from attnfuzz.cases.facets.heads import GROUPED, HEAD_SIZE_NOT_POW2, SEVERAL_KV_HEADS
 from attnfuzz.cases.facets.sequences import PADDING_TOKENS
-from attnfuzz.cases.facets.storage import BLOCK_SIZE_NOT_POW2, SEVERAL_SPLITS, strided_tensor
-from attnfuzz.cases.features import FREED_PAGES, KV_STRIDES_DIFFER
+from attnfuzz.cases.facets.storage import BLOCK_SIZE_NOT_POW2, KV_STRIDES_DIFFER, SEVERAL_SPLITS, strided_tensor
 from attnfuzz.cases.supported import supports_case
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import says_it_cannot
+from attnfuzz.mistake import READ_BEFORE_WRITTEN, WITHOUT_WEIGHT
 from attnfuzz.oracles.registry import PAGE_RELOCATION
 from attnfuzz.problems.choices import (
     BLOCK_SIZES,
@@ -41,7 +42,6 @@ from attnfuzz.problems.feature import Feature
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import DTYPES, Strides, Supports, as_call
-from attnfuzz.verdict import READ_BEFORE_WRITTEN, WITHOUT_WEIGHT
 
 Limits = dict[str, Any]
 """Fields of `Supports` with what they would be declared to be."""

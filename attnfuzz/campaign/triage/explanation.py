@@ -14,10 +14,11 @@ from attnfuzz.explaining.explanation import NO_TIME, Explanation, in_a_similar_c
 from attnfuzz.explaining.neighbours import neighbours
 from attnfuzz.judging.guard_naming import with_name
 from attnfuzz.judging.runner import Runner
+from attnfuzz.mistake import LSE_TRANSPOSED
 from attnfuzz.oracles.registry import ACCURACY, CALL_SEQUENCE, CRASH, GUARD_PAGE, HANG, oracle_of
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.open_cases import OpenCase
-from attnfuzz.verdict import LSE_TRANSPOSED, Cause, Failure, Verdict
+from attnfuzz.verdict import Cause, Failure, Verdict
 
 _WEIGHING_S = 2.0
 _EXPLAINING_S = 3.0

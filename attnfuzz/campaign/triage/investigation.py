@@ -33,8 +33,7 @@ from attnfuzz.campaign.triage.confirmation import (
 )
 from attnfuzz.campaign.triage.contract_gaps import needed_limits
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
-from attnfuzz.cases.facets.storage import cache_names, strided
-from attnfuzz.cases.features import KV_STRIDES_DIFFER
+from attnfuzz.cases.facets.storage import KV_STRIDES_DIFFER, cache_names, strided
 from attnfuzz.cases.supported import supports_case
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import Explanation
@@ -44,14 +43,14 @@ from attnfuzz.identity.differences import differing, with_fields_of
 from attnfuzz.identity.features import NEEDS_PRECEDING, kernel_parts, unconditional
 from attnfuzz.identity.nearby_cases import in_other_formats, nearest_permitted, with_other_numbers
 from attnfuzz.minimise import minimise
-from attnfuzz.oracles.registry import ACCURACY, DETERMINISM, EXCEPTION, HANG, RESIDUALS, UNWRITTEN
+from attnfuzz.oracles.registry import ACCURACY, DETERMINISM, EXCEPTION, HANG, RESIDUALS, UNWRITTEN, OracleName
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.choices import dtypes_of, without_lse
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.feature import Feature
 from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.supports import Supports
-from attnfuzz.verdict import Failure, OracleName, Relations, ends_process
+from attnfuzz.verdict import Failure, Relations, ends_process
 
 _MAX_TRIES = 10
 _MISSED = 0.1

@@ -14,5 +14,3 @@ from attnfuzz.cases.facets.facet import Levels as Levels
 from attnfuzz.cases.facets.facet import SizeRank as SizeRank
 from attnfuzz.cases.facets.facet import changed as changed
 from attnfuzz.cases.facets.facet import facets_of as facets_of
-
-__all__ = ["Axis", "Changes", "Domain", "Facet", "Levels", "SizeRank", "changed", "facets_of"]

@@ -57,7 +57,7 @@ class Domain:
 
     @functools.cached_property
     def simplest(self) -> Any:
-        """Where every reduction ends that nothing stops."""
+        """The minimum that shrinking can reach."""
         return simplest_case(self.problem, self.supports, self.options)
 
 
@@ -74,7 +74,7 @@ class Axis:
 
     @property
     def features(self) -> tuple[Feature, ...]:
-        """That a case lies on each of the levels."""
+        """One for each level, which says that a case lies on it."""
         return tuple(Feature(self.name, f"={level}") for level in self.levels)
 
 
@@ -236,7 +236,7 @@ class Facet(Generic[C]):
 
 
 def facets_of(case_type: type[Any]) -> tuple[Facet[Any], ...]:
-    """Those that its problem names; of a user's problem each field is one."""
+    """The facets that its problem names; of a user's problem each field is one."""
     problem: Problem = case_type.problem
     return _of_fields(problem) if isinstance(problem, OpenProblem) else module_of(problem).facets
 

@@ -44,7 +44,7 @@ def rows_of(case: AttentionCase) -> set[Row]:
 
 
 def row_axes(domain: Domain) -> Iterator[Axis]:
-    """Those that make sense for a kernel with its options."""
+    """The axes of rows that make sense for a kernel with its options."""
     choices = [{name: choice} for name, choices in domain.options.items() for choice in choices]
     tiled = any(map(tile_sizes, choices))
     fields = case_type_of(domain.problem).__struct_fields__

@@ -147,7 +147,8 @@ def _row(results: Results, name: str, row: int, case: BundledCase) -> Any:
 
 
 def _weight(_: Declaration, case: BundledCase) -> int:
-    """What depends on the batch shows nowhere else, and kernels take other ways where a variant is asked for."""
+    """How often it is drawn: what depends on the batch shows nowhere else, and kernels take other ways where a variant
+    is asked for."""
     return 9 if _is_attention(case) and case.variant != PLAIN_VARIANT else 3
 
 

@@ -31,6 +31,7 @@ from attnfuzz.inputs.registry import Contents, problem_of
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.patterns import bits, prefill_
+from attnfuzz.mistake import KEPT_BETWEEN_CALLS
 from attnfuzz.oracles import accuracy, registry
 from attnfuzz.oracles.exception import interpreter_limit
 from attnfuzz.oracles.relations.fresh_copy import fresh_copy
@@ -53,7 +54,7 @@ from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.trials.observation import KernelRaised, call
 from attnfuzz.trials.trial import Trial
 from attnfuzz.untrusted_text import text_of, type_name
-from attnfuzz.verdict import KEPT_BETWEEN_CALLS, Cause, Failure
+from attnfuzz.verdict import Cause, Failure
 
 _MOST_MORE = 64
 """Tokens by which a sequence grows: past the ends of some pages, tiles and splits, and no longer than that takes."""
@@ -159,7 +160,7 @@ _FEW_TWINS = 4
 
 
 def _few_of(declaration: Declaration, case: Case, *, compiles: bool) -> list[OtherCall]:
-    """Those of `other_calls_of` that have other shapes, and some of the others, which the case alone decides.
+    """The calls of `other_calls_of` that have other shapes, and some of the others, which the case alone decides.
 
     `compiles`: for a twin in another format a compiler takes longer than hundreds of cases. So all cases of a format
     have the same one of these, and another format has another.
@@ -364,7 +365,7 @@ def _built(trial: Trial) -> tuple[Any, Arena]:
 def _call(trial: Trial, inputs: Any, words: str) -> Results:
     allocations = TrackedAllocations(trial.device, poison="nan", prefill="nan")
     try:
-        results = call(trial.kernel, trial.case, inputs, allocations, wait=trial.wait)
+        results = call(trial.kernel, trial.case, inputs, allocations, wait=True)
     except KernelRaised as raised:
         raised.changed = words
         raise

@@ -32,7 +32,7 @@ time draws three, of all that are costly."""
 def applicable(
     declaration: Declaration, case: Case, oracles: Sequence[OracleName], *, device: str = "cpu"
 ) -> list[Relation]:
-    """Those among `oracles` that can judge `case` on `device`."""
+    """The relations among `oracles` that can judge `case` on `device`."""
     return [one for one in _able(oracles, device) if _knows(one, case) and one.applies(declaration, case)]
 
 

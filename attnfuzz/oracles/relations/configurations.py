@@ -67,7 +67,7 @@ def _at_a_first_call(trial: Trial) -> Failure | None:
 
 
 def lines_of(kernel: Kernel, case: Case, *, device: str) -> tuple[str, ...]:
-    """Of a case that fails: with which configurations it does. Nothing of a kernel that is right, or tunes nothing.
+    """The configurations with which a case fails, told in lines. None of a kernel that is right, or tunes nothing.
 
     Nor of one that raises before it tunes anything.
     """
@@ -105,7 +105,7 @@ def _judged(trial: Trial, tried: int | None) -> tuple[list[tuple[Configuration, 
 
 
 def _objection(trial: Trial, *, inquire: bool) -> Failure | None:
-    """Of the usual oracles, to runs with the configuration that is taken now."""
+    """An objection of the usual oracles to runs with the configuration that is taken now."""
     again = trial.beside(reference=trial.reference, placement=trial.placement, inquire=inquire)
     try:
         return next(filter(None, (check(again) for check in _USUAL)), None)

@@ -38,6 +38,7 @@ from torch import Tensor
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.inputs.registry import Contents
+from attnfuzz.mistake import WITHOUT_WEIGHT
 from attnfuzz.numerics import attention_bound, error_ratio
 from attnfuzz.oracles import registry
 from attnfuzz.oracles.relations import own_containment
@@ -57,7 +58,7 @@ from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.trials.trial import Trial
 from attnfuzz.values import LogicalAttention
-from attnfuzz.verdict import WITHOUT_WEIGHT, Cause, Failure
+from attnfuzz.verdict import Cause, Failure
 
 _LOW = 2.0**15
 """An element of K that makes a score so low, in magnitude: every dtype has it."""
@@ -77,7 +78,7 @@ _Masks = Mapping[str, Bool[Tensor, "..."]]
 
 @dataclass(frozen=True, slots=True)
 class _Law:
-    """What the run of number `after` gives in every head of each row that `kept` names.
+    """The results of run number `after` in every head of each row that `kept` names.
 
     `before`: what it should give, from the results of the run on the case as it is and of all others; `differing`:
     where it does not, of these two. `finite`: values of which the run must differ as little, with a number in place of
@@ -394,7 +395,7 @@ def _of_empty_rows(
 def _lse_of_empty_rows(
     declaration: Declaration, place: _SpoiledToken
 ) -> tuple[Float64[Tensor, " num_q_heads"], Float64[Tensor, " num_q_heads"]]:
-    """That of each head's sink, or -inf, as the kernel returns it, and how far it may be off."""
+    """The log-sum-exp of each head's sink, or -inf, as the kernel returns it, and how far it may be off."""
     case = place.case
     numbers = {
         name: torch.tensor(of_heads, dtype=torch.float64, device="cpu")

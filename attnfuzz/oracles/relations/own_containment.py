@@ -19,6 +19,7 @@ from torch import Tensor
 
 from attnfuzz.inputs.open_module import OpenValues, Target, asked_again
 from attnfuzz.inputs.registry import Contents
+from attnfuzz.mistake import WITHOUT_WEIGHT
 from attnfuzz.oracles import registry
 from attnfuzz.oracles.relations.page_relocation import named_groups
 from attnfuzz.oracles.relations.relation import (
@@ -33,7 +34,7 @@ from attnfuzz.oracles.relations.relation import (
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.shapes import TensorSpec, tensor_specs
 from attnfuzz.trials.trial import Trial
-from attnfuzz.verdict import WITHOUT_WEIGHT, Cause, Failure
+from attnfuzz.verdict import Cause, Failure
 
 _WITH_NAN = ("float16", "bfloat16", "float32", "float64")
 _FINITE = 3.0
@@ -122,7 +123,8 @@ def _row(case: OpenCase, written: Written) -> _Row | None:
 
 
 def _spoiled(written: Written, row: _Row, number: float) -> dict[str, tuple[Tensor, Tensor]]:
-    """What is written, with ``number`` in place of all that is written in what the row names, in the last head."""
+    """The tensors that are written, with ``number`` in place of all that is written in what the row names, in the last
+    head."""
     found = dict(written)
     for name, spec in row.tensors.items():
         tensor, is_written = written[name]

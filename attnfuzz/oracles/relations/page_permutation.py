@@ -85,7 +85,7 @@ def _exchanged(case: OpenCase) -> dict[str, tuple[list[str], int, list[int]]]:
 
 
 def _renamed(case: OpenCase, values: OpenValues) -> dict[str, tuple[Tensor, Tensor]]:
-    """What is written, with named entries at their new places, and names that say so; others stay as they are."""
+    """The tensors with named entries at their new places, and names that say so; others stay as they are."""
     written = dict(values.written)
     for names, (group, places, moved_to) in _exchanged(case).items():
         place = torch.tensor(moved_to, dtype=torch.int64, device="cpu")

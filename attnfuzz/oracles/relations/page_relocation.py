@@ -54,6 +54,7 @@ from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.far import CACHES, FAR, MOST_ROWS, MOST_ROWS_ON_GPU, FarAllocator, gapped_strides, stretched_nbytes
 from attnfuzz.memory.sparse import sparse_memory
+from attnfuzz.mistake import NARROW_OFFSETS
 from attnfuzz.oracles import registry
 from attnfuzz.oracles.exception import context_lost
 from attnfuzz.oracles.relations.relation import Relation, as_it_is, on_host, unequal_bits, where_bits_differ
@@ -71,7 +72,7 @@ from attnfuzz.trials.comparison import Comparison, blame_of, extent, first_index
 from attnfuzz.trials.observation import KernelRaised, Observation, build_through_host, call
 from attnfuzz.trials.trial import Trial
 from attnfuzz.untrusted_text import text_of
-from attnfuzz.verdict import NARROW_OFFSETS, Cause, Failure
+from attnfuzz.verdict import Cause, Failure
 
 Unit = Literal["elements", "bytes", "ids"]
 
@@ -128,7 +129,7 @@ class Table(NamedTuple):
 
 
 def far_table(case: Case) -> Table | None:
-    """That of which entries can lie past 2^31, though it begins before; None if it has a single one."""
+    """The table of which entries can lie past 2^31, though it begins before; None if it has a single one."""
     if not isinstance(case, MaskedAttentionCase):
         return None
     starts = table_starts(case.query_counts, case.seq_lens)
@@ -265,7 +266,7 @@ def _free_to_stretch(declaration: Declaration, case: Case) -> dict[str, TensorSp
 
 
 def _possible(declaration: Declaration, name: str, spec: TensorSpec, order: Iterable[int], most_rows: int) -> list[int]:
-    """Those dimensions in ``order`` that may have gaps and have an index to stretch by, and not too many.
+    """The dimensions in ``order`` that may have gaps and have an index to stretch by, and not too many.
 
     With two indices the stride itself would have to pass 2^31, as none does in an engine.
     """
@@ -694,7 +695,8 @@ def _explained(trial: Trial, far: Far, seen: Observation) -> Failure | None:
 
 
 def _if_wrapped(trial: Trial, far: Far, advice: str) -> tuple[str, str]:
-    """That offsets are too narrow, and the ``advice`` for that, if that has been tried; else that it does not explain.
+    """Words for offsets that are too narrow, with the ``advice`` for that, if that has been tried; else that it does
+    not explain.
 
     Offsets of 32 bits lead to one place, the right one modulo 2^32: with the same numbers there as well such a kernel
     is right. On a GPU rows share granules of memory with what lies there, so that it cannot be tried: there the limit

@@ -12,7 +12,7 @@ from torch import Tensor
 from attnfuzz.declaration import Declaration
 from attnfuzz.inputs.registry import Contents
 from attnfuzz.inputs.writing import Placement
-from attnfuzz.memory.patterns import bits
+from attnfuzz.memory.patterns import Fill, bits
 from attnfuzz.oracles.registry import Oracle, OracleName
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import CaseTooLarge, check_size
@@ -64,8 +64,10 @@ def results_of(trial: Trial, changed: Changed) -> Results:
     return on_host(run_on(trial, changed).results)
 
 
-def run_on(trial: Trial, changed: Changed) -> Observation:
+def run_on(trial: Trial, changed: Changed, *, poison: Fill = "nan") -> Observation:
     """A run of the trial's kernel on `changed`, with the memory around it filled as in the trial's first run.
+
+    `poison`: what is dead holds that instead.
 
     Raises `KernelRaised`, with the words of the change.
     """
@@ -75,10 +77,9 @@ def run_on(trial: Trial, changed: Changed) -> Observation:
             changed.case,
             changed.values,
             device=trial.device,
-            poison="nan",
+            poison=poison,
             prefill="nan",
             placement=changed.placement,
-            wait=trial.wait,
             compile_clock=trial.compile_clock,
         )
     except KernelRaised as raised:
@@ -205,7 +206,7 @@ class Relation:
 
     @property
     def name(self) -> OracleName:
-        """That of its oracle."""
+        """The name of its oracle."""
         return self.oracle.name
 
 

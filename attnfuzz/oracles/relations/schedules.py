@@ -30,6 +30,7 @@ import msgspec
 import torch
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.mistake import RACE
 from attnfuzz.oracles import accuracy, registry
 from attnfuzz.oracles.registry import Oracle
 from attnfuzz.oracles.relations.relation import Relation, Results, as_it_is, on_host, run_on, unchanged, unequal_bits
@@ -39,7 +40,7 @@ from attnfuzz.trials.observation import Observation, never_launches
 from attnfuzz.trials.trial import Trial
 from attnfuzz.triton_compat.interpreter_schedules import Conflict, Schedule, scheduled
 from attnfuzz.triton_compat.launches import delayed
-from attnfuzz.verdict import RACE, Cause, Failure
+from attnfuzz.verdict import Cause, Failure
 
 _RULE = "no program, and no warp, may count on when another one runs"
 _DECLARED = "if its programs add to one number in any order, declare Supports(deterministic=False)"

@@ -24,7 +24,6 @@ from attnfuzz.problems.cases import (
     DenseDecodeCase,
     MaskedAttentionCase,
     MergeStatesCase,
-    PagedDecodeCase,
     encode_case,
 )
 from attnfuzz.problems.formats import format_key, format_of
@@ -33,19 +32,16 @@ from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.trials.observation import observe
 from attnfuzz.trials.trial import Trial
 from attnfuzz.verdict import Failure
+from tests.cases import paged_case
 from tests.quality.mutants import Edit, Mutant
 from tests.quality.planting import plant
 
 KERNELS = Path(__file__).with_name("remembering_kernels.py")
 PLANNING = Path(__file__).with_name("planning_kernels.py")
 CASE = DenseDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(5, 1), scale=0.25, dtype="float32")
-PLANNED = PagedDecodeCase(
+PLANNED = paged_case(
     num_q_heads=2,
-    num_kv_heads=1,
-    head_size=16,
     seq_lens=(7, 5),
-    scale=0.25,
-    block_size=4,
     dtype="float32",
     values=Values(keys="normal", values="normal"),
     options={"num_splits": 8},
@@ -82,9 +78,7 @@ def test_leftovers_are_found_and_told_in_words(kernel: str, kind: str, message: 
     assert any("the result depends on an earlier call" in line for line in failure.details)
 
 
-FOUND_BY_SHAPE = PagedDecodeCase(
-    num_q_heads=2, num_kv_heads=1, head_size=16, seq_lens=(9, 5), scale=0.25, block_size=4, dtype="float32"
-)
+FOUND_BY_SHAPE = paged_case(num_q_heads=2, seq_lens=(9, 5), dtype="float32")
 
 
 @pytest.mark.parametrize(
@@ -147,7 +141,7 @@ def test_sequences_without_tokens_stay_empty_when_others_are_shortened(runner: R
 
 def test_a_plan_that_grows_changes_bits_within_their_bounds(runner: Runner, tmp_path: Path) -> None:
     """Accuracy is content, and so is determinism, and yet a server's answer depends on who asked before."""
-    plans = Edit("paged/launch.py", '\n__all__ = ["paged_decode"', '\n_PLANS: dict = {}\n__all__ = ["paged_decode"')
+    plans = Edit("paged/launch.py", "\n_SPLITS_PER_STEP = 4", "\n_PLANS: dict = {}\n_SPLITS_PER_STEP = 4")
     grows = """    key = len(q), num_splits
     num_splits = _PLANS[key] = max(_PLANS.get(key, 1), min(num_splits, block_table.shape[1]))
 """

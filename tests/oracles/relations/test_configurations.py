@@ -14,23 +14,15 @@ from attnfuzz.declaration import Kernel, load_kernels
 from attnfuzz.judging.judge import judge
 from attnfuzz.oracles.relations import configurations as configurations_relation
 from attnfuzz.oracles.relations.configurations import CONFIGURATIONS
-from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.recipes import Values
 from attnfuzz.trials.trial import Trial
 from attnfuzz.triton_compat import configurations
+from tests.cases import dense_case
 
 from .objections import objection
 
 KERNELS = Path(__file__).with_name("tuned_kernels.py")
-CASE = DenseDecodeCase(
-    num_q_heads=1,
-    num_kv_heads=1,
-    head_size=16,
-    seq_lens=(5, 2),
-    scale=0.25,
-    dtype="float32",
-    values=Values(keys="normal", values="normal"),
-)
+CASE = dense_case(seq_lens=(5, 2), dtype="float32", values=Values(keys="normal", values="normal"))
 
 
 def kernel(name: str) -> Kernel:

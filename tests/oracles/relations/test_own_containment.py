@@ -8,10 +8,10 @@ import pytest
 
 from attnfuzz.families import hybrid_decode_kernels, sparse_decode_kernels
 from attnfuzz.judging.judge import judge
+from attnfuzz.mistake import WITHOUT_WEIGHT
 from attnfuzz.oracles.registry import DEFAULT_ORACLES
 from attnfuzz.oracles.relations.catalogue import chosen
 from attnfuzz.strategies import cases
-from attnfuzz.verdict import WITHOUT_WEIGHT
 from tests.oracles.relations import contained_kernels as kernels
 from tests.unit.drawing import drawn_from
 

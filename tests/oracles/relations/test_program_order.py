@@ -12,21 +12,13 @@ import pytest
 from attnfuzz.declaration import Kernel, load_kernels
 from attnfuzz.judging.judge import judge
 from attnfuzz.oracles.relations.schedules import PROGRAM_ORDER
-from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.recipes import Values
+from tests.cases import dense_case
 
 from .objections import objection
 
 KERNELS = Path(__file__).with_name("racing_kernels.py")
-CASE = DenseDecodeCase(
-    num_q_heads=1,
-    num_kv_heads=1,
-    head_size=16,
-    seq_lens=(5, 0),
-    scale=0.25,
-    dtype="float32",
-    values=Values(keys="normal", values="normal"),
-)
+CASE = dense_case(seq_lens=(5, 0), dtype="float32", values=Values(keys="normal", values="normal"))
 
 
 def kernel(name: str) -> Kernel:

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 import attnfuzz
+from tests.planted import planted
 
 __all__ = [
     "of_many",
@@ -115,34 +116,16 @@ def _launched(i: Any, function: Any, wrong: str) -> tuple[torch.Tensor, torch.Te
     return out, lse
 
 
-@attnfuzz.kernel("dense_decode", supports=SUPPORTS)
-def right(i: Any) -> Any:
-    """As it should be."""
-    return _launched(i, attend, "")
-
-
-@attnfuzz.kernel("dense_decode", supports=SUPPORTS)
-def skips_a_tile(i: Any) -> Any:
-    """Leaves out the last token of odd sequences with the largest blocks."""
-    return _launched(i, attend, "tile")
-
-
-@attnfuzz.kernel("dense_decode", supports=SUPPORTS)
-def unmasked_in_one(i: Any) -> Any:
-    """Multiplies dead values by zero with the largest blocks."""
-    return _launched(i, attend, "mask")
-
-
-@attnfuzz.kernel("dense_decode", supports=SUPPORTS)
-def pruned(i: Any) -> Any:
-    """Wrong with blocks that its pruning leaves out."""
-    return _launched(i, attend_pruned, "tile")
-
-
-@attnfuzz.kernel("dense_decode", supports=SUPPORTS)
-def static_assert(i: Any) -> Any:
-    """Refuses the largest blocks where it is compiled."""
-    return _launched(i, attend, "static_assert")
+right = planted("right", lambda i: _launched(i, attend, ""), supports=SUPPORTS)
+"""As it should be."""
+skips_a_tile = planted("skips_a_tile", lambda i: _launched(i, attend, "tile"), supports=SUPPORTS)
+"""Leaves out the last token of odd sequences with the largest blocks."""
+unmasked_in_one = planted("unmasked_in_one", lambda i: _launched(i, attend, "mask"), supports=SUPPORTS)
+"""Multiplies dead values by zero with the largest blocks."""
+pruned = planted("pruned", lambda i: _launched(i, attend_pruned, "tile"), supports=SUPPORTS)
+"""Wrong with blocks that its pruning leaves out."""
+static_assert = planted("static_assert", lambda i: _launched(i, attend, "static_assert"), supports=SUPPORTS)
+"""Refuses the largest blocks where it is compiled."""
 
 
 @attnfuzz.kernel("dense_decode", supports=SUPPORTS)
@@ -154,16 +137,12 @@ def two_stages(i: Any) -> Any:
     return out, lse
 
 
-@attnfuzz.kernel("dense_decode", supports=SUPPORTS)
-def of_many(i: Any) -> Any:
-    """Wrong with one of 25 configurations."""
-    return _launched(i, attend_of_many, "tile")
-
-
-@attnfuzz.kernel("dense_decode", supports=SUPPORTS)
-def wrong_with_the_first(i: Any) -> Any:
-    """Wrong with the configuration that the interpreter takes."""
-    return _launched(i, attend_wrongly, "tile")
+of_many = planted("of_many", lambda i: _launched(i, attend_of_many, "tile"), supports=SUPPORTS)
+"""Wrong with one of 25 configurations."""
+wrong_with_the_first = planted(
+    "wrong_with_the_first", lambda i: _launched(i, attend_wrongly, "tile"), supports=SUPPORTS
+)
+"""Wrong with the configuration that the interpreter takes."""
 
 
 def _added(i: Any, function: Any) -> Any:
@@ -174,19 +153,9 @@ def _added(i: Any, function: Any) -> Any:
     return out, lse
 
 
-@attnfuzz.kernel("dense_decode", supports=SUPPORTS)
-def adds_in_place(i: Any) -> Any:
-    """Right but for its first call, in which the tuner adds to what is there as often as it times."""
-    return _added(i, added)
-
-
-@attnfuzz.kernel("dense_decode", supports=SUPPORTS)
-def resets(i: Any) -> Any:
-    """The same, told to the tuner."""
-    return _added(i, added_anew)
-
-
-@attnfuzz.kernel("dense_decode", supports=SUPPORTS)
-def restores(i: Any) -> Any:
-    """The same, told in another way."""
-    return _added(i, added_again)
+adds_in_place = planted("adds_in_place", lambda i: _added(i, added), supports=SUPPORTS)
+"""Right but for its first call, in which the tuner adds to what is there as often as it times."""
+resets = planted("resets", lambda i: _added(i, added_anew), supports=SUPPORTS)
+"""The same, told to the tuner."""
+restores = planted("restores", lambda i: _added(i, added_again), supports=SUPPORTS)
+"""The same, told in another way."""
