@@ -275,8 +275,12 @@ class FindingBook:
         same = [
             other
             for other in self.findings
-            if other.minimised and other is not finding and other.is_question == finding.is_question
-            if are_one(finding, other) or self._by_tag.get(finding.same_as) is other
+            if other.minimised and other is not finding
+            if (
+                _have_one_cause(finding, other)
+                if other.is_question != finding.is_question
+                else are_one(finding, other) or self._by_tag.get(finding.same_as) is other
+            )
         ]
         if finding.is_unfinished and not finding.failure.cause and sum(not one.is_unfinished for one in same) > 1:
             return None
@@ -293,14 +297,23 @@ class FindingBook:
         self._folder.forget(finding)
 
 
+def _have_one_cause(finding: Finding, other: Finding) -> bool:
+    """Whether the very mistake is told of both: then a declaration that ends one of them leaves the other."""
+    if finding.declaration.target != other.declaration.target:
+        return False
+    told = [{(one.mistake, one.way) for one in each.failure.causes} for each in (finding, other)]
+    return bool(told[0]) and told[0] == told[1]
+
+
 def _preference(finding: Finding) -> tuple[object, ...]:
-    """The rank of a finding among those of one bug. The first is kept: shrunk, confirmed, is seen in one run, needs
-    least, is explained best, is smallest. What says where all is read from is told before what was read.
+    """The rank of a finding among those of one bug. The first is kept: no question, shrunk, confirmed, is seen in one
+    run, needs least, is explained best, is smallest. What says where all is read from is told before what was read.
 
     What one that has not been shrunk needs is not known, and a reader wants the case that is done with.
     """
     features = finding.signature.features
     return (
+        finding.is_question,
         finding.shrunk_s is None,
         finding.runs == 0,
         finding.bug.is_of_relation and not finding.bug.is_of_all_reads,

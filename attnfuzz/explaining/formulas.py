@@ -514,22 +514,42 @@ def _wrong_windows(row: AttentionRow) -> Iterator[Predicted]:
     words = f"the window lies at the first key of the sequence, not at the last (window {window})"
     yield Predicted(*row.averaged(plain.masked_fill(positions >= window, -torch.inf)), "from the first key", words)
     yield from _widened_windows(row, plain, row.num_tokens - window)
+    if window < row.num_tokens:
+        for unit, size in _sizes_of_units(row).items():
+            if window % size:
+                widened = _with(row.case, window=-(-window // size) * size)
+                words = f"the window is rounded up to a multiple of a {unit}"
+                yield Predicted(*row.given(row.scores, case=widened), f"rounded up to a {unit}", words)
     rows = row.case.rows_of(row.seq)
     for which, query in (("last", rows[-1]), ("first", rows[0])):
-        first = row.num_tokens + query - row.row - window
-        if query != row.row and 0 <= first < row.num_tokens:
+        first = max(row.num_tokens + query - row.row - window, 0)
+        if query != row.row and window < row.num_tokens and first < row.num_tokens:
             scores, way = plain.masked_fill(positions < first, -torch.inf), f"from the {which} query token"
             yield Predicted(*row.averaged(scores), way, f"the window counts {way}, not from each")
     if not has_query_lens(row.case.problem):
+        yield from _windows_of_other_sequences(row, plain)
         return
     number, zero = row.row - rows[0], torch.zeros_like(row.expected)
     for block in _BLOCKS_OF_QUERIES:
         for which, off in (("last", block - 1 - number % block), ("first", -(number % block))):
-            if (first := row.num_tokens + off - window) > 0 and off:
+            first = max(row.num_tokens + off - window, 0)
+            if off and (first or window < row.num_tokens):
                 scores = plain.masked_fill(positions < first, -torch.inf)
                 given = row.averaged(scores) if bool(scores.isfinite().any()) else (zero, float(row.sink))
                 way = f"from the {which} query of a block of {block}"
                 yield Predicted(*given, way, f"the window counts {way}, not from each")
+
+
+def _windows_of_other_sequences(row: AttentionRow, plain: Float64[Tensor, " seq_len"]) -> Iterator[Predicted]:
+    """One offset for the whole batch, say of the longest sequence, in front of which shorter ones may have no key."""
+    lengths, window, positions = row.case.seq_lens, row.case.variant.window, torch.arange(row.num_tokens, device="cpu")
+    for which, other in (("the longest", lengths.index(max(lengths))), *row.other_seqs()):
+        if window is None or lengths[other] == row.num_tokens:
+            continue
+        seen = plain.masked_fill(positions < lengths[other] - window, -torch.inf)
+        given = row.averaged(seen) if bool(seen.isfinite().any()) else (torch.zeros_like(row.expected), float(row.sink))
+        words = f"the window counts from the end of sequence {other}, not from that of each"
+        yield Predicted(*given, f"from the end of {which} sequence", words, f"{which} sequence")
 
 
 def _widened_windows(row: AttentionRow, plain: Float64[Tensor, " seq_len"], begins: int) -> Iterator[Predicted]:
@@ -561,10 +581,14 @@ def _wrong_caps(row: AttentionRow) -> Iterator[Predicted]:
     if cap is None:
         return
     uncapped = _with(row.case, soft_cap=None)
-    for way, words, factor in (  # between the scores and what the cap is applied to
+    ways = [  # between the scores and what the cap is applied to
         ("before the scale", "the soft cap is applied before the scale", 1 / row.case.scale),
         ("in base 2", "the soft cap is applied to scores that are already multiplied by log2(e)", _LOG2_E),
-    ):
+    ]
+    if row.kv_scales is not None:
+        of_k = float(row.kv_scales[0, row.kv_head])
+        ways.append(("before the scale of K", "the soft cap is applied before the scale of K", 1 / of_k))
+    for way, words, factor in ways:
         capped = cap * torch.tanh(factor * row.scores / cap) / factor
         yield Predicted(*row.given(capped, case=uncapped), way, words)
     clamped = row.given(row.scores.clamp(-cap, cap), case=uncapped)
@@ -594,6 +618,16 @@ def _wrong_biases(row: AttentionRow) -> Iterator[Predicted]:
     ):
         yield Predicted(*row.given(row.scores + (factor - 1) * slope * distance), way, words)
     yield Predicted(*row.given(row.scores - slope), "one key off", "ALiBi counts one key too many")
+    for tile in sorted({*TILES[1:], row.case.page_size} - {0}):
+        if tile <= position:  # the query lies behind the first
+            within = torch.arange(position + 1, device="cpu") % tile
+            for off, of_query in ((0, ""), (position - position % tile, ", and the query, too")):
+                if of_query and row.got_lse is None:  # they differ by a constant, which softmax does not see
+                    continue
+                out, lse = row.given(row.scores + slope * (within - position + off - distance))
+                for unit in _units(row, tile):
+                    words = f"ALiBi counts each key from the beginning of its {unit.removeprefix('a ')}{of_query}"
+                    yield Predicted(out, lse, f"within {unit}{of_query}", words)
     for rule, head in row.other_heads():
         shifted = row.scores + (numbers["alibi_slopes"][head] - slope) * distance
         yield Predicted(*row.given(shifted), rule, f"the slope is that of query head {head}", rule)
@@ -652,10 +686,13 @@ def _wrong_sinks(row: AttentionRow) -> Iterator[Predicted]:
     yield Predicted(out, row.lse, "not in the divisor", words)
 
 
+def _sizes_of_units(row: AttentionRow) -> dict[str, int]:
+    return {f"tile of {tile}": tile for tile in TILES[1:]} | {"page": max(row.case.page_size, 1)}
+
+
 def _units_of(row: AttentionRow) -> dict[str, int]:
     """How many pages and tiles hold the row's keys, if that is more than one."""
-    sizes = {f"tile of {tile}": tile for tile in TILES[1:]} | {"page": max(row.case.page_size, 1)}
-    counts = {unit: -(-row.num_tokens // size) for unit, size in sizes.items()}
+    counts = {unit: -(-row.num_tokens // size) for unit, size in _sizes_of_units(row).items()}
     return {unit: count for unit, count in counts.items() if count > 1}
 
 

@@ -29,6 +29,9 @@ _OF_SCORES = 2.0**-22
 REFUTED = 4.0
 """Bounds by which a mistake misses a right row, and so is none that the kernel makes there."""
 
+_UNCHANGED = 2.0**-10
+"""Bounds by which a mistake changes a number that it leaves as it should be."""
+
 _TINY = torch.finfo(torch.float64).tiny
 """Least bound that is divided by."""
 
@@ -58,8 +61,8 @@ class Beside(NamedTuple):
 
     @property
     def missed(self) -> Float64[Tensor, "results elements"]:
-        """How far each result is from what came out; infinite where one of them is no number."""
-        return (self.replayed - self.got).abs().nan_to_num(torch.inf)
+        """How far each result is from what came out; infinite where one of them is no number, and not the same one."""
+        return torch.where(self.replayed == self.got, 0.0, (self.replayed - self.got).abs().nan_to_num(torch.inf))
 
     @property
     def unexplained(self) -> Float64[Tensor, " results"]:
@@ -222,4 +225,16 @@ def predicts(row: AveragedRow, replay: Replay) -> Bool[Tensor, " results"]:
     error = torch.where(beside.got == beside.expected, 0.0, beside.error / bound)  # also of two infinities
     error = error.nan_to_num(torch.inf).max()
     found: Tensor = (missed <= tolerance).all(-1) & ((missed / bound).amax(-1) <= _UNEXPLAINED * error)
-    return found
+    return found & ~_leaves_a_wrong_result(row, beside)
+
+
+def _leaves_a_wrong_result(row: AveragedRow, beside: Beside) -> Bool[Tensor, " results"]:
+    """Whether a result has all of the output as it should be, or the log-sum-exp, which is beyond its bound."""
+    size = len(row.got)
+    changes = ~((beside.replayed - beside.expected).abs() <= _UNCHANGED * beside.bound)
+    parts = [
+        (changes[:, part].any(-1), bool((beside.error > beside.bound)[part].any()))
+        for part in (slice(size), slice(size, None))
+    ]
+    found = [~is_changed & is_wrong for is_changed, is_wrong in parts]
+    return found[0] | found[1]

@@ -81,10 +81,16 @@ def _told_by_numbers(case: AttentionCase) -> Iterator[AttentionCase | None]:
     for seed in _SEEDS:
         yield msgspec.structs.replace(case, values=plain_values(case, (case.values.seed + seed) % (1 << 32)))
     plain = plain_values(case, (case.values.seed + _SEEDS[1]) % (1 << 32))
-    yield changed(case, scale=case.scale * _ANOTHER_SCALE, values=plain)
+    yield changed(_with_two_heads(case), scale=case.scale * _ANOTHER_SCALE, values=plain)
     for exponent in (case.values.logit_exponent - 1, case.values.logit_exponent - 3):
         if exponent >= MIN_LOGIT_EXPONENT:
             yield msgspec.structs.replace(case, values=msgspec.structs.replace(case.values, logit_exponent=exponent))
+
+
+def _with_two_heads(case: AttentionCase) -> AttentionCase:
+    """In place of a single one, of which a mistake looks as if any head had it."""
+    two = changed(case, num_q_heads=2, num_kv_heads=2) if case.num_q_heads == 1 else None
+    return two or case
 
 
 def _of_other_pages(case: AttentionCase) -> AttentionCase | None:
@@ -101,15 +107,23 @@ def _of_other_pages(case: AttentionCase) -> AttentionCase | None:
 
 
 def _of_more_queries(case: AttentionCase) -> Iterator[AttentionCase | None]:
-    """Some query tokens more in each sequence that has any, and contexts unlike each other."""
+    """Some query tokens more in each sequence that has any, contexts unlike each other, and one more row of padding.
+
+    Of a window one sequence has many queries: a tile of them may share its first key.
+    """
     if isinstance(case, VarlenCase):
-        counts = tuple(count + 2 + seq % 5 if count else 0 for seq, count in enumerate(case.query_lens))
-        lengths = tuple(
-            length + 7 + 3 * (seq % 5) if count else length
-            for seq, (length, count) in enumerate(zip(case.seq_lens, counts, strict=True))
+        most = max(case.query_lens)
+        many = case.query_lens.index(most) if case.variant.window is not None and most > 1 else None
+        counts = tuple(
+            count + (_LONG if seq == many else 2) + seq % 5 if count else 0 for seq, count in enumerate(case.query_lens)
         )
-        seed = (case.values.seed + _SEEDS[1]) % (1 << 32)
-        yield changed(case, seq_lens=lengths, query_lens=counts, values=plain_values(case, seed))
+        lengths = tuple(
+            old + count - few + 5 + 3 * (seq % 5) if count else old
+            for seq, (old, count, few) in enumerate(zip(case.seq_lens, counts, case.query_lens, strict=True))
+        )
+        padding = case.padding_tokens + 1 if case.padding_tokens else 0
+        plain = plain_values(case, (case.values.seed + _SEEDS[1]) % (1 << 32))
+        yield changed(case, seq_lens=lengths, query_lens=counts, padding_tokens=padding, values=plain)
 
 
 def _of_another_window(case: AttentionCase) -> Iterator[AttentionCase | None]:

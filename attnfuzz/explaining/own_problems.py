@@ -60,10 +60,11 @@ def read_elsewhere(reruns: Reruns) -> Iterator[Cause]:
         tensor = getattr(reruns.inputs, name)
         mask = torch.zeros(tensor.numel(), dtype=torch.bool, device="cpu").index_fill(0, ignored, True)
         which = extent(name, axes_of(name, case), mask.view(tensor.shape))
-        found = {step: why for step, why in _steps(case) if is_replayed(step)}
+        found = [step for step in _steps(case) if is_replayed(step)]
         if len(found) == 1 and not _is_refuted(reruns, name, *found):
-            ((step, why),) = found.items()
-            side = "before" if step < 0 else "behind"
+            (step,) = found
+            said, side = _as_large(case, name, tensor, step), "before" if step < 0 else "behind"
+            why = f", as many as {' or '.join(said)}" if said else ""
             words = f"{which} are read {plural(abs(step), 'element')} {side} their places{why}"
             yield Cause(mistake="read_elsewhere", way=f"{name}: {step:+}", words=words)
         elif not _is_read_of_others(reruns, name, ignored):
@@ -204,17 +205,28 @@ def _tell_memory_apart(reruns: Reruns) -> None:
     reruns.keep()
 
 
-def _steps(case: Case) -> Iterator[tuple[int, str]]:
-    """How far from its place something may be read, and which fields of the case are as large."""
-    said: dict[int, list[str]] = {}
-    for name in case.problem.fields if isinstance(case, OpenCase) else ():
-        value = getattr(case, name)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            said.setdefault(value, []).append(name)
-    for step in dict.fromkeys((*said, *range(1, _FARTHEST + 1))):
-        why = f", as many as {' or '.join(said[step])} says" if step in said else ""
-        yield -step, why
-        yield step, why
+def _steps(case: Case) -> Iterator[int]:
+    """How far from its place something may be read."""
+    for step in dict.fromkeys((*_sizes(case).values(), *range(1, _FARTHEST + 1))):
+        yield -step
+        yield step
+
+
+def _sizes(case: Case) -> dict[str, int]:
+    """The fields of a case that are counts of something."""
+    values = {name: getattr(case, name) for name in case.problem.fields} if isinstance(case, OpenCase) else {}
+    return {name: one for name, one in values.items() if isinstance(one, int) and not isinstance(one, bool) and one > 0}
+
+
+def _as_large(case: Case, name: str, tensor: Tensor, step: int) -> list[str]:
+    """What is as large as a step through a tensor: fields, and so many entries of its first axis."""
+    said = [f"{field} says" for field, value in _sizes(case).items() if value == abs(step)]
+    entry = tensor[0].numel() if tensor.dim() > 1 and len(tensor) > 1 else 0
+    if entry and abs(step) % entry == 0:
+        count, axis = abs(step) // entry, axes_of(name, case)[0]
+        entries = plural(count, "row" if axis.endswith("=") else axis)
+        said.append(f"{entries} {'has' if count == 1 else 'have'}")
+    return said
 
 
 class AskedProblem:

@@ -155,6 +155,10 @@ class CacheWrite(attnfuzz.Problem):
         if bool((slots < 0).any()):
             words = "a token whose slot is -1 is written into the last slot of the cache"
             found[words] = {"slot_mapping": torch.where(slots < 0, last, slots)}
+            counted = ((slots >= 0).cumsum(0) - 1).clamp(min=0)
+            for which, names in {"K": ("key",), "V": ("value",), "K and V": ("key", "value")}.items():
+                words = f"tokens of {which} are counted without those whose slot is -1"
+                found[words] = {name: tensors[name][counted] for name in names}
         if case.cache == "fp8":
             for which, names in {"K": ("k",), "V": ("v",), "K and V": ("k", "v")}.items():
                 of, is_are = ("its scale", "is") if len(names) == 1 else ("their scales", "are")

@@ -15,12 +15,14 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz import Choice, Expected, Integer, Integers, Seed, TensorSpec
-from attnfuzz.numerics.arithmetic import FLOAT32_ROUNDOFF
+from attnfuzz.numerics.arithmetic import EXP_ERROR, FLOAT32_ROUNDOFF, LOG_ERROR
 from attnfuzz.numerics.rounded import Rounded, exactly
 
 _FAR = 192.0
 """exp and exp2 of it leave float32 on either side."""
 _QUOTIENT = 4 * FLOAT32_ROUNDOFF
+_FOLD = 2 * (EXP_ERROR + LOG_ERROR)
+"""Of the natural logarithm of two exponentials, of which one is 1."""
 _BLOCK = 16
 """Keys that a rank owns in a row, of "blocked"."""
 
@@ -121,6 +123,8 @@ class MergeRanks(attnfuzz.Problem):
         lse = largest + logs * exactly(1 / of_base)
         if case.base == "2":
             lse = lse._replace(error=lse.error + 2 * FLOAT32_ROUNDOFF * lse.value.abs())
+        folds = (owns.sum(0) - 2).clamp(min=0)[:, None]  # a ring merges one state after another, and rounds each time
+        lse = lse._replace(error=lse.error + folds * (FLOAT32_ROUNDOFF * lse.value.abs() + _FOLD / of_base))
         shares = _where(owns[..., None], ((given - lse) * exactly(of_base)).exp())
         if mistake in _DIVISORS or mistake in _FACTORS:
             shares = _where(owns[..., None], ((given - largest) * exactly(of_weights)).exp())
@@ -130,7 +134,8 @@ class MergeRanks(attnfuzz.Problem):
             lse = lse._replace(value=lses[0])
         if mistake == "largest":
             lse = lse._replace(value=largest.value)
-        shares = shares._replace(error=shares.error + _QUOTIENT * shares.value)  # or weights divided by their sum
+        quotients = _QUOTIENT * (1 + folds) * shares.value  # or weights divided by their sum
+        shares = shares._replace(error=shares.error + quotients)
         parts = shares.map(lambda part: part[..., None]) * exactly(outs)
         out = (parts.stored(case.dtype) if case.parts == "input" else parts).sum(0).stored(case.dtype)
         out = _where(has_any[..., None], out)

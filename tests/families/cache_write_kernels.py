@@ -29,7 +29,7 @@ def _write(inputs: Any, bug: str = "") -> None:
             turn = rotation(new.shape[-1]).to(new.device, torch.float32)
             turn = turn.abs() if bug == "no_signs" else turn
             new = (new.float() @ turn).to(new.dtype)
-        rows = new[is_written]
+        rows = new[: len(slots)] if name == "v" and bug == "v_counted" else new[is_written]
         cache = getattr(inputs, f"{name}_cache")
         places_first = cache if inputs.layout == "NHD" else cache.transpose(1, 2)
         size = 16 if bug == "page_size" else places_first.shape[1]
@@ -141,6 +141,7 @@ def _repeat(inputs: Any, bug: str) -> None:
 
 PLANTED = {
     "padding": "a padding token is written to the last slot",
+    "v_counted": "rows of V are counted without padding tokens",
     "k_twice": "K goes into both caches",
     "packed": "the new tokens are taken for contiguous",
     "page_size": "pages are taken to have 16 tokens",

@@ -65,6 +65,22 @@ def right(inputs: Any) -> tuple[Tensor, Tensor]:
     return _merge(inputs)
 
 
+@attnfuzz.kernel(
+    MergeRanks(num_ranks=attnfuzz.Choice((8,)), lses=attnfuzz.Choice(("high",)), empty=attnfuzz.Choice(("-inf",)))
+)
+def folded(inputs: Any) -> tuple[Tensor, Tensor]:
+    """One state after another, as in a ring: the log-sum-exp is rounded with each."""
+    natural = math.log(2.0) if inputs.base == "2" else 1.0
+    out, lse = torch.zeros(inputs.out.shape), torch.full(inputs.lse.shape, -math.inf)
+    for part, other in zip(inputs.outs.float(), inputs.lses * natural, strict=True):
+        both = torch.logaddexp(lse, other)
+        finite = both.nan_to_num(neginf=0.0)
+        share = (other - finite).exp()[..., None]
+        out = (lse - finite).exp()[..., None] * out + torch.where(share == 0, 0.0, share * part)
+        lse = both
+    return out.to(inputs.out.dtype), lse / natural
+
+
 def _planted(bug: str) -> Any:
     def merge(inputs: Any) -> tuple[Tensor, Tensor]:
         return _merge(inputs, bug)

@@ -14,6 +14,7 @@ from tests.families.searched import found_of
 
 SAYS = {
     "padding": ("", "_cache"),
+    "v_counted": ("accuracy", "v_cache"),
     "k_twice": ("accuracy", "v_cache"),
     "packed": ("", "k_"),
     "page_size": ("", "_cache"),
@@ -48,6 +49,7 @@ SAYS = {
 
 TELLS = {
     "padding": "a token whose slot is -1 is written into the last slot of the cache",
+    "v_counted": "tokens of V are counted without those whose slot is -1",
     "by_slot": "K is rotated by its slot, not by its position",
     "pairs": "K is rotated in pairs of neighbours, not of halves",
     "backwards": "K is rotated backwards",
@@ -65,11 +67,13 @@ def test_new_tokens_that_are_taken_for_contiguous_are_told() -> None:
 
 
 @pytest.mark.parametrize("bug", TELLS)
-@pytest.mark.by_day("padding", "by_slot", "pairs")
+@pytest.mark.by_day("padding", "v_counted", "by_slot", "pairs")
 def test_a_mistake_that_the_problem_knows_is_told_by_its_name(bug: str) -> None:
     """A reader would be given an element and two numbers, or a mistake that the kernel does not make."""
     kernel = getattr(kernels, bug)
-    case = kernel.declaration.problem.case_type(num_tokens=2, skipped=int(bug == "padding"), block_size=5, seed=2)
+    case = kernel.declaration.problem.case_type(
+        num_tokens=2, skipped=int(bug in ("padding", "v_counted")), block_size=5, seed=2
+    )
     causes = explain_case(kernel, case, device="cpu", seconds=600.0).causes or ()
     told = [cause.words for cause in causes if cause.mistake == "mistaken"]
     assert told == [TELLS[bug]] * bool(TELLS[bug])

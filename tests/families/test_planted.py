@@ -124,3 +124,8 @@ def test_right_kernels_are_silent(family: str, name: str) -> None:
 def test_zero_points_may_be_summed_apart_from_codes() -> None:
     """What float32 loses where two sums cancel would be called a bug of vLLM's way to read int4."""
     attnfuzz.fuzz(packed_decode_kernels.folded, max_examples=60, device="cpu")(lambda: None)()
+
+
+def test_states_may_be_merged_one_after_another() -> None:
+    """A ring, which rounds the log-sum-exp with each state, would be accused of the last bit of a large one."""
+    attnfuzz.fuzz(merge_ranks_kernels.folded, max_examples=100, device="cpu")(lambda: None)()

@@ -57,6 +57,14 @@ def scatter_displaced(inputs: Any) -> None:
     scattered(inputs, 8)
 
 
+@attnfuzz.kernel(Scatter())
+def scatter_previous(inputs: Any) -> None:
+    """The last token's row is that of the one before."""
+    last = len(inputs.rows) - 1
+    for i, slot in enumerate(inputs.slots.tolist()):
+        inputs.cache[slot] = inputs.rows[i - 1 if i == last > 0 else i]
+
+
 class Dequantise(attnfuzz.Problem):
     """Pages of bytes, a float32 before each, as numbers; between pages there is padding."""
 

@@ -1251,9 +1251,10 @@ def as_long_as_the_next(inputs: Any) -> Any:
             pages = inputs.block_table[seq].long()[
                 (tokens // inputs.block_size).clamp(max=inputs.block_table.shape[1] - 1)
             ]
-            k, v = (one[pages, tokens % inputs.block_size, 0].double() for one in (inputs.k_cache, inputs.v_cache))
-            scores = inputs.scale * inputs.q[seq].double() @ k.T
-            out[seq], lse[seq] = (scores.softmax(-1) @ v).to(out.dtype), scores.logsumexp(-1)
+            k, v = (one[pages, tokens % inputs.block_size].double() for one in (inputs.k_cache, inputs.v_cache))
+            scores = inputs.scale * torch.einsum("hd,thd->ht", inputs.q[seq].double(), k)
+            out[seq] = torch.einsum("ht,thd->hd", scores.softmax(-1), v).to(out.dtype)
+            lse[seq] = scores.logsumexp(-1)
     return out, lse
 
 

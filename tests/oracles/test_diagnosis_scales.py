@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -83,6 +84,15 @@ MISTAKES: list[tuple[Any, Any, str]] = [
 def test_a_wrong_scale_is_named(k_scale: Any, v_scale: Any, words: str, variant: Variant) -> None:
     """Whoever has to repair the kernel would have to guess which scale is wrong."""
     assert words in told(row_that_got(k_scale, v_scale, variant=variant))
+
+
+def test_a_soft_cap_before_the_scale_of_k_is_named() -> None:
+    """Weights that are wrong somehow would not say that the scale stands on the wrong side of the cap."""
+    right = row_that_got(lambda k, v: k[1], lambda k, v: v[1], variant=Variant(soft_cap=1.0))
+    of_k = right.kv_scales[0, 1]
+    scores = torch.tanh(right.scores / of_k) * of_k
+    out, lse = right.given(scores, case=msgspec.structs.replace(right.case, variant=PLAIN_VARIANT))
+    assert told(replace(right, got=out, got_lse=lse)) == {"the soft cap is applied before the scale of K"}
 
 
 def test_a_page_that_is_read_without_its_scale_is_named() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+from torch import Tensor
 
 import attnfuzz
 from attnfuzz.declaration import load_kernels
@@ -196,6 +198,56 @@ def test_a_tile_that_a_window_begins_in_is_named_where_nothing_else_is_seen(fail
     )
 
 
+def decoded(inputs: Any, begins: Callable[[int], int], position: Callable[[Tensor, int], Tensor]) -> None:
+    """A decode whose window begins and whose ALiBi counts as it is told to, of a sequence's length."""
+    for seq, length in enumerate(inputs.seq_lens.tolist()):
+        pages = inputs.block_table[seq, : -(-length // inputs.block_size)].long()
+        k, v = (one[pages].flatten(0, 1)[:length].double() for one in (inputs.k_cache, inputs.v_cache))
+        k, v = (one.repeat_interleave(inputs.q.shape[1] // one.shape[1], 1) for one in (k, v))
+        scores = torch.einsum("hd,thd->ht", inputs.q[seq].double(), k) * inputs.scale
+        keys = torch.arange(length)
+        if inputs.alibi_slopes is not None:
+            scores += inputs.alibi_slopes.double()[:, None] * position(keys, length - 1)
+        if inputs.window is not None:
+            scores[:, : max(begins(length), 0)] = -torch.inf
+        lse = scores.logsumexp(-1)
+        weights = (scores - lse.nan_to_num(neginf=0.0)[:, None]).exp()
+        inputs.out[seq], inputs.lse[seq] = torch.einsum("ht,thd->hd", weights, v).to(inputs.out.dtype), lse
+
+
+PLAIN = attnfuzz.Supports(variants=("window", "alibi"), strides="contiguous", layouts=("NHD",))
+
+
+@pytest.mark.parametrize("off", [0, 1])
+def test_alibi_that_counts_within_tiles_is_named(off: int, failure_of: Any) -> None:
+    """It would be taken for ALiBi that counts from the first key, which leaves the weights right, as it does not."""
+
+    @attnfuzz.kernel("paged_decode", supports=PLAIN)
+    def within_tiles(inputs: Any) -> None:
+        decoded(inputs, lambda length: length - inputs.window, lambda t, last: t % 32 - (last % 32 if off else last))
+
+    values = Values(keys="equal", values="positions")
+    case = msgspec.structs.replace(
+        case_with(alibi="geometric"), seq_lens=(33,), num_q_heads=1, num_kv_heads=1, block_size=64, values=values
+    )
+    words = "ALiBi counts each key from the beginning of its tile of 32"
+    assert failure_of(within_tiles, case).message.endswith(words + (", and the query, too" if off else ""))
+
+
+@pytest.mark.parametrize(("lengths", "which"), [((1, 2), ""), ((2, 9, 7), " (the longest sequence)")])
+def test_a_window_of_another_sequence_is_named(lengths: tuple[int, ...], which: str, failure_of: Any) -> None:
+    """A shorter sequence would be told to have lost its keys, without a word on whose length they were counted from."""
+
+    @attnfuzz.kernel("paged_decode", supports=PLAIN)
+    def of_the_longest(inputs: Any) -> None:
+        longest = int(inputs.seq_lens.max())
+        decoded(inputs, lambda length: longest - inputs.window, lambda t, last: t - last)
+
+    case = msgspec.structs.replace(case_with(window=1), seq_lens=lengths, num_q_heads=1, num_kv_heads=1, block_size=2)
+    words = f"the window counts from the end of sequence 1, not from that of each{which}"
+    assert failure_of(of_the_longest, case).message.endswith(words)
+
+
 MASKED = MaskedAttentionCase(
     num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(1, 2), query_lens=(1, 2), scale=0.25, block_size=16
 )
@@ -266,9 +318,52 @@ def test_a_mask_whose_offset_is_one_of_bytes_is_named(up: int, words: str, failu
     assert words in failure_of(at_a_byte, case).message
 
 
-@pytest.mark.parametrize("which", ["last", "first"])
-def test_a_window_that_counts_from_a_block_of_queries_is_named(which: str, failure_of: Any) -> None:
-    """A row without keys, or with one too many, would not say that a tile's one limit serves all of its queries."""
+@pytest.mark.parametrize(("size", "unit"), [(16, "tile of 16"), (0, "page")])
+def test_a_window_that_is_rounded_up_is_named(size: int, unit: str, failure_of: Any) -> None:
+    """It would be told to be left out, where a multiple of some size is longer than a short sequence."""
+
+    @attnfuzz.kernel("paged_decode", supports=PLAIN)
+    def rounded_up(inputs: Any) -> None:
+        step, window = size or inputs.block_size, inputs.window or 0
+        decoded(inputs, lambda length: length - -(-window // step) * step, lambda t, last: t - last)
+
+    case = msgspec.structs.replace(
+        case_with(window=1), seq_lens=(2,), num_q_heads=1, num_kv_heads=1, block_size=2, values=Values()
+    )
+    assert failure_of(rounded_up, case).message.endswith(f"; the window is rounded up to a multiple of a {unit}")
+
+
+def test_a_mistake_of_one_head_is_not_told_of_all(failure_of: Any) -> None:
+    """Of a case with one head, "the scale is left out" would be said of all heads of any case."""
+    (right,) = load_kernels("paged_eager")
+
+    @attnfuzz.kernel("paged_decode", supports=PLAIN)
+    def last_head_unscaled(inputs: Any) -> Any:
+        inputs.q = inputs.q.clone()
+        inputs.q[:, -1] /= inputs.scale
+        return right.function(inputs)
+
+    values = Values(keys="normal", values="normal", seed=5)
+    case = msgspec.structs.replace(case_with(), num_q_heads=1, num_kv_heads=1, values=values)
+    assert failure_of(last_head_unscaled, case).message.endswith("; the scale is left out, though not always")
+
+
+WINDOW = PagedAttentionCase(
+    num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(30,), query_lens=(7,), scale=0.25, block_size=16,
+    variant=Variant(window=9), values=Values(keys="normal", values="normal", seed=5),
+)  # fmt: skip
+SMALLEST_WINDOW = msgspec.structs.replace(
+    WINDOW, seq_lens=(2,), query_lens=(2,), block_size=2, variant=Variant(window=1), values=Values()
+)
+
+
+@pytest.mark.parametrize(
+    ("which", "block", "case"), [("last", 4, WINDOW), ("first", 4, WINDOW), ("first", 16, SMALLEST_WINDOW)]
+)
+def test_a_window_that_counts_from_a_block_of_queries_is_named(
+    which: str, block: int, case: PagedAttentionCase, failure_of: Any
+) -> None:
+    """A row without keys, or with all of them, would not say that a tile's one limit serves all of its queries."""
     (right,) = load_kernels("paged_attention_eager")
 
     @attnfuzz.kernel("paged_attention", supports=attnfuzz.Supports(strides="contiguous", variants=("window",)))
@@ -279,18 +374,32 @@ def test_a_window_that_counts_from_a_block_of_queries_is_named(which: str, failu
         for start, end in itertools.pairwise(inputs.cu_seqlens_q.tolist()):
             for row in range(start, end):
                 number = row - start
-                inputs.window = window - ((3 - number % 4) if which == "last" else -(number % 4))
+                inputs.window = window - (block - 1 - number % block if which == "last" else -(number % block))
                 if inputs.window > 0:
                     other, of_other = right.function(inputs)
                     out[row], lse[row] = other[row], of_other[row]
         return out, lse
 
-    case = PagedAttentionCase(
-        num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(30,), query_lens=(7,), scale=0.25, block_size=16,
-        variant=Variant(window=9), values=Values(keys="normal", values="normal", seed=5),
-    )  # fmt: skip
-    words = f"; the window counts from the {which} query of a block of 4, not from each"
+    words = f"; the window counts from the {which} query of a block of {block}, not from each"
     assert words in failure_of(by_blocks, case).message
+
+
+def test_a_rule_about_the_last_token_is_not_told_of_padding(failure_of: Any) -> None:
+    """The last token would be told to be dropped in any case, where as many are as there are rows of padding."""
+    (right,) = load_kernels("paged_attention_eager")
+
+    @attnfuzz.kernel("paged_attention", supports=attnfuzz.Supports(strides="contiguous"))
+    def padding_is_queries(inputs: Any) -> Any:
+        padding = len(inputs.q) - int(inputs.cu_seqlens_q[-1])
+        inputs.seq_lens = inputs.seq_lens.clone()
+        inputs.seq_lens[-1] -= padding
+        return right.function(inputs)
+
+    case = msgspec.structs.replace(
+        WINDOW, seq_lens=(4,), query_lens=(1,), padding_tokens=1, variant=Variant(), values=Values()
+    )
+    words = "; token 3 (page 0, offset 3) of sequence 0 is dropped"
+    assert failure_of(padding_is_queries, case).message.endswith(words)
 
 
 def test_a_log_sum_exp_that_is_taken_to_be_0_is_named(failure_of: Any) -> None:

@@ -65,6 +65,13 @@ def test_bytes_that_are_read_elsewhere_are_told_with_their_distance(padding: int
     assert "of pages (" in words[0]
 
 
+def test_a_whole_row_is_told_beside_a_field_that_is_as_large() -> None:
+    """A reader would look for the number of tokens, where it is the row before that is read."""
+    words = told("scatter_previous", num_tokens=8, spare=3, seed=1)
+    assert [of for of, _ in words] == ["read_elsewhere"]
+    assert words[0][1].endswith("8 elements before their places, as many as num_tokens says or 1 row has")
+
+
 @pytest.mark.parametrize("name", ["scatter", "dequantise"])
 def test_nothing_is_said_of_a_right_kernel(name: str) -> None:
     """A reader of a failure that has another reason would look at an address that is right."""

@@ -104,6 +104,16 @@ def test_candidates_are_not_told_beside_what_runs_have_left_of_them(
     assert found.lines == ("token 0 has weight 0",)
 
 
+def test_a_candidate_of_which_runs_leave_nothing_is_no_fact(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one case's weights may come of would be told as what the kernel does, though similar cases deny it."""
+    bug = Failure(oracle="accuracy", kind="out:value", message="wrong")
+    candidate = Cause(mistake="head_map", words="head 1 is read")
+    measured = Explanation(lines=("head 1 is read", "token 0 has weight 0"), causes=(candidate,))
+    pretending(monkeypatch, runner, judge=Verdict(failure=bug), explain=measured)
+    found = explain_failure(runner, KERNEL, CASE, bug, weighing_s=1.0, total_s=0.0)
+    assert found.lines == ("perhaps head 1 is read", "token 0 has weight 0")
+
+
 def test_a_crash_is_explained_by_what_makes_it_pass(runner: Runner) -> None:
     """The kernel would take the explanation down with it, or its death would be told twice."""
     found = explained(runner, "segfaults_at_seven")

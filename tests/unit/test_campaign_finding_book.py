@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from attnfuzz.campaign.declaration_inference import LeftOut
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.finding_book import FindingBook
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed
@@ -219,6 +220,19 @@ def test_a_symptom_that_says_the_same_in_many_cases_is_named_once(story: Story) 
         story.told(name, seq_len, "strides:k", *features, failure=nobody)
     (finding,) = story.book.findings
     assert said_of(finding) == ("also shows as: unwritten/out [num_seqs>1, strides:k]: never written",)
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_a_question_with_the_cause_of_a_bug_is_none(is_same: bool, story: Story) -> None:
+    """A kernel's author would be asked whether empty sequences are meant, of a mistake that shows without them."""
+    told, other = (Cause(mistake="idle_splits", way=way, words=f"a split has {way}") for way in ("lse = 0", "no lse"))
+    empty = msgspec.structs.replace(WRONG, kind="lse:value", tensor="lse", causes=(told,))
+    case = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(0,), scale=0.25)
+    question = LeftOut("empty_sequences", False, (True,), "wrong", "lse is wrong", case=case, failure=empty)
+    story.book.ask(question, KERNEL)
+    cause = told if is_same else other
+    story.told("0-1", 2, "seq_len>1", failure=msgspec.structs.replace(WRONG, causes=(cause,)))
+    assert [finding.is_question for finding in story.book.findings] == ([False] if is_same else [True, False])
 
 
 def test_what_may_be_any_of_several_bugs_is_told_of_none(story: Story) -> None:

@@ -97,12 +97,17 @@ def explain_failure(
 
 
 def _without_candidates(found: Explanation, decided: Failure) -> tuple[str, ...]:
-    """The lines, without that of all mistakes which give the measured weights where runs have left fewer of them."""
+    """The lines, without that of all mistakes which give the measured weights where runs have left fewer of them.
+
+    Where runs on similar cases have left none, it may be one of these.
+    """
     candidates = found.causes or ()
-    left = {one.words for one in decided.causes}
+    left, said = {one.words for one in decided.causes}, in_words(candidates)
+    if not left and decided.oracle == ACCURACY.name:
+        return tuple(f"perhaps {line}" if line == said else line for line in found.lines)
     if not left or left >= {one.words for one in candidates}:
         return found.lines
-    return tuple(line for line in found.lines if line != in_words(candidates))
+    return tuple(line for line in found.lines if line != said)
 
 
 def _causes_beside(runner: Runner, declaration: Declaration, case: Case) -> tuple[Cause, ...]:
