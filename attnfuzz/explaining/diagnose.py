@@ -726,7 +726,8 @@ def _kept_exactly(wrong: Sequence[AveragedRow], keys: Iterable[Key]) -> tuple[se
         found = _matched(row, replayed)
         within = {key for key, match in found.items() if match.left <= _SAME_BOUNDS}
         given, within = ({*of_row, *((mistake, _ANYHOW) for mistake, _ in of_row)} for of_row in (found, within))
-        kept &= given | silent(row, replayed)
+        is_given = kept & within and _has_numbers(row) and not _is_zero(row)
+        kept &= given if is_given else given | silent(row, replayed)  # which is none of what 0 / 0 may make
         exactly |= within
         near |= given - within
     near &= kept

@@ -32,6 +32,7 @@ _MAX_EXTRA = 512
 _MOST_BY_NUMBER = 96
 """Tokens of a row up to which each is named by its position."""
 _MOST_RANGES = 20
+_WITH_PADDING = "with rows of padding as queries of its sequence"
 TILES_OF_KEYS = TILES[1:]
 _BLOCKS_OF_QUERIES = (8, *TILES_OF_KEYS)
 _PARTS = (2, 3, 4, 8)
@@ -250,8 +251,16 @@ def behind_the_query(row: AttentionRow) -> Iterator[Predicted]:
                 others = len(case.rows_of(other))
                 limits[f"with the query length of {which}"] = max(case.seq_lens[row.seq] - others, 0) + number + 1
                 limits[f"with the context of {which}"] = case.seq_lens[other] - others + number + 1
+        if (longest := max(case.query_counts)) > query_len:
+            limits["with the query length of the longest"] = context + query_len - longest + number + 1
+        if row.seq == case.num_seqs - 1 and (padding := getattr(case, "padding_tokens", 0)):
+            limits[_WITH_PADDING] = context - padding + number + 1
     for way, limit in limits.items():
-        if limit == length or not 0 < limit <= end:
+        if limit == length or limit > end:
+            continue
+        if limit <= 0:  # nothing is averaged
+            words = f"the query sees no key: its position is computed {way}"
+            yield Predicted(torch.full_like(row.expected, math.nan), -math.inf, way, words)
             continue
         scores = _final_up_to(row, dots[:limit], length)
         if limit > length:
@@ -260,7 +269,8 @@ def behind_the_query(row: AttentionRow) -> Iterator[Predicted]:
             words = f"{which} of sequence {row.seq}, behind the query, {takes} weight"
             words += f": its position is computed {way}" if way.startswith("with ") else ""
         else:
-            words = f"the query sees the first {'key' if limit == 1 else f'{limit} keys'} only, {told.get(way, way)}"
+            how = told.get(way, f"its position is computed {way}" if way.startswith("with ") else way)
+            words = f"the query sees the first {'key' if limit == 1 else f'{limit} keys'} only, {how}"
         yield Predicted(*row.averaged(scores, v[:limit]), way, words)
 
 
@@ -440,12 +450,13 @@ def another_sequence(row: AttentionRow) -> Iterator[Predicted]:
         if not case.seq_lens[seq]:
             continue
         k, v = row.keys_of(seq, row.kv_head), row.values_of(seq, row.kv_head)
-        for count, what in ((None, "K and V"), (row.num_tokens, f"the first {row.num_tokens} tokens")):
+        first = "the first token" if row.num_tokens == 1 else f"the first {row.num_tokens} tokens"
+        for count, what in ((None, "K and V"), (row.num_tokens, first)):
             if count is not None and count > len(k):
                 continue
             keys, values = k[:count], v[:count]
             if len(keys) == row.num_tokens:  # which is both
-                what = f"the first {row.num_tokens} tokens"
+                what = first
             words = f"sequence {row.seq} reads {what} of sequence {seq}"
             if count is None:
                 scores = _final_up_to(row, case.scale * (keys @ row.q), len(keys))

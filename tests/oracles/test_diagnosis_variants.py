@@ -398,8 +398,23 @@ def test_a_rule_about_the_last_token_is_not_told_of_padding(failure_of: Any) -> 
     case = msgspec.structs.replace(
         WINDOW, seq_lens=(4,), query_lens=(1,), padding_tokens=1, variant=Variant(), values=Values()
     )
-    words = "; token 3 (page 0, offset 3) of sequence 0 is dropped"
+    words = "; the query sees the first 3 keys only, "
+    words += "its position is computed with rows of padding as queries of its sequence"
     assert failure_of(padding_is_queries, case).message.endswith(words)
+
+
+def test_a_position_by_the_longest_query_is_named(failure_of: Any) -> None:
+    """A shorter prompt's query that sees no key would be told to have lost its last token."""
+    (right,) = load_kernels("paged_attention_eager")
+
+    @attnfuzz.kernel("paged_attention", supports=attnfuzz.Supports(strides="contiguous"))
+    def by_the_longest(inputs: Any) -> Any:
+        inputs.seq_lens = inputs.seq_lens - (int(inputs.cu_seqlens_q.diff().max()) - inputs.cu_seqlens_q.diff()).int()
+        return right.function(inputs)
+
+    case = msgspec.structs.replace(WINDOW, seq_lens=(4, 6, 5), query_lens=(1, 3, 2), variant=Variant(), values=Values())
+    words = "; the query sees the first 2 keys only, its position is computed with the query length of the longest"
+    assert failure_of(by_the_longest, case).message.endswith(words)
 
 
 def test_a_log_sum_exp_that_is_taken_to_be_0_is_named(failure_of: Any) -> None:
