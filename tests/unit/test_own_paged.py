@@ -79,7 +79,7 @@ def test_each_token_is_written_once_and_read_through_the_table(layout: str) -> N
 class Rotated(attnfuzz.PagedProblem):
     """Keys that are negated where they lie, and no values."""
 
-    shared_pages = attnfuzz.Choice((0,))
+    shared_pages = attnfuzz.Integer(0, 0)
 
     def tensors(self, case: Any) -> dict[str, attnfuzz.TensorSpec]:
         cache = self.cache(case)
