@@ -405,7 +405,7 @@ class WorkerLoop:
         self._read_mail()
         if self._waits(failing.declaration, failing.failure):
             self._keep_for_later(failing)
-        elif not self._stopped:
+        else:
             self._failures.weigh(failing, seconds)
 
     def _is_provisional(self, declaration: Declaration) -> bool:
@@ -433,18 +433,20 @@ class WorkerLoop:
             kept.append(failing)
 
     def _look_into_failures(self) -> None:
-        """Find out about each failing case that waits; of a campaign that was stopped, one more is reported."""
+        """Find out about each failing case that waits; of a campaign that was stopped, one of each kernel is told."""
+        told = set[str]()
         while self._failures.is_any_ready:
             started = time.monotonic()
             self._collect()
             if (failing := self._failures.take()) is None:
                 break
-            self._failures.investigate(failing)
             target = failing.declaration.target
+            if self._stopped and target in told:
+                continue
+            told.add(target)
+            self._failures.investigate(failing)
             self._sizes[target].went_wrong()
             self._schedule.charge(target, time.monotonic() - started)
-            if self._stopped:
-                break
 
 
 _SETUP_WAIT_S = 60.0

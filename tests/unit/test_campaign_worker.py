@@ -158,6 +158,12 @@ def test_the_search_ends_at_the_deadline_and_on_stop() -> None:
     assert Bench(lambda case: None, budget_s=600.0, mail=[Stop()]).run().mail == []
 
 
+def test_what_fails_as_the_search_ends_is_told() -> None:
+    """A case that is judged while the word to stop is on its way would count as one that passed."""
+    bench = Bench(lambda case: WRONG if len(bench.judged) >= 20 else None, most_cases=20)
+    assert [one.failure for one in bench.run().of(Found)] == [WRONG]
+
+
 def test_shrinking_stops_at_the_deadline_with_what_it_has() -> None:
     """A finding cut off in the middle is still a finding."""
 
