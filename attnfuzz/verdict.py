@@ -279,7 +279,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     ``error_ratio`` is the largest |error| / bound seen, 0.0 if nothing was compared (infinite for a wrong NaN).
     ``fatal`` is set when the process must not be used again (a sticky CUDA error, exhausted memory).
     ``not_runnable`` says why the kernel cannot run this case here, through no fault of its own: nothing was judged.
-    ``related``: the relations that had a word on the case.
+    ``related``: the relations that had a word on the case; ``untried``: those none of whose runs could be made.
     """
 
     failure: Failure | None = None
@@ -288,3 +288,4 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     fatal: bool = False
     not_runnable: str = ""
     related: tuple[OracleName, ...] = ()
+    untried: tuple[OracleName, ...] = ()

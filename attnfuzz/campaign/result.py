@@ -297,6 +297,14 @@ class CampaignResult:
         )
 
     @property
+    def untried(self) -> Iterator[tuple[str, str, int]]:
+        """Kernels, relations none of whose runs could be made on any case of them, and on how many that was tried."""
+        for target, kernel in self.statistics.kernels.items():
+            for relation, cases in kernel.untried.items():
+                if not kernel.related.get(relation):
+                    yield target, relation, cases
+
+    @property
     def too_few(self) -> tuple[TooFew, ...]:
         """Kernels without findings of which so little was tested that this says nothing."""
         found = {finding.declaration.target for finding in self.findings}

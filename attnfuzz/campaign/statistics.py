@@ -162,7 +162,8 @@ class CaseCounts(msgspec.Struct, kw_only=True):
     executors say of it. ``known``: failures that findings explained; ``skipped``: cases not run for that. ``restarts``:
     executors lost to a case. ``ratios``: by dtype, cases in each bin of error over bound. ``coverage``: cases by pair
     of levels (`attnfuzz.cases.features`). ``not_runnable``: cases, which are not among the ``cases``, by why they
-    cannot run here. ``related``: the cases on which each relation had a word. ``largest``: the most of what a case can
+    cannot run here. ``related``: the cases on which each relation had a word; ``untried``: those on which none of its
+    runs could be made. ``largest``: the most of what a case can
     have much of, by its name: tokens of a sequence, sequences, tokens in all.
     """
 
@@ -180,6 +181,7 @@ class CaseCounts(msgspec.Struct, kw_only=True):
     coverage: dict[Count, Count] = {}
     not_runnable: dict[str, Count] = {}
     related: dict[str, Count] = {}
+    untried: dict[str, Count] = {}
     largest: dict[str, Count] = {}
 
     def add(self, other: CaseCounts) -> None:
@@ -276,7 +278,7 @@ class ProgressMeter:
         counts.reference_s += timing.reference_s
         counts.build_s += timing.build_s
         counts.restarts += verdict.fatal or ends_process(verdict.failure)
-        _add_counts(counts.related, dict.fromkeys(verdict.related, 1))
+        self.related(declaration, verdict)
         if seq_lens := getattr(case, "seq_lens", ()):
             sizes = {"sequence": max(seq_lens), "sequences": len(seq_lens), "tokens": sum(seq_lens)}
             _keep_largest(counts.largest, sizes)
@@ -286,8 +288,10 @@ class ProgressMeter:
         self._report_now_and_then()
 
     def related(self, declaration: Declaration, verdict: Verdict) -> None:
-        """Count the relations that had a word on a case that has been counted before."""
-        _add_counts(self._of(declaration.target).related, dict.fromkeys(verdict.related, 1))
+        """Count the relations that had a word on a case, and those that could not be tried."""
+        counts = self._of(declaration.target)
+        _add_counts(counts.related, dict.fromkeys(verdict.related, 1))
+        _add_counts(counts.untried, dict.fromkeys(verdict.untried, 1))
 
     def seconds(self, kernel: str) -> float:
         """Seconds that judging on ``kernel`` took so far."""

@@ -264,7 +264,7 @@ class _Judge:
             failure = relation.check(trial if verdict.failure is None else trial.without_lse())
             failure = self._as_seen_alone(trial, relation, failure)
         except NothingRunError:
-            return verdict
+            return msgspec.structs.replace(verdict, untried=(*verdict.untried, relation.name))
         except KernelRaised as raised:
             return self._relation_raised(verdict, relation.name, raised)
         if failure is None and not relation.applies(trial.kernel.declaration, trial.case):
@@ -304,7 +304,8 @@ class _Judge:
         Memory may run out where one takes more.
         """
         found = self._raised(raised, (registry.EXCEPTION.name, registry.CRASH.name))
-        found = msgspec.structs.replace(found, error_ratio=verdict.error_ratio, related=verdict.related)
+        seen = {"error_ratio": verdict.error_ratio, "related": verdict.related, "untried": verdict.untried}
+        found = msgspec.structs.replace(found, **seen)
         if found.failure is None or raised.is_a(torch.OutOfMemoryError):
             return msgspec.structs.replace(found, failure=None, not_runnable="")
         changed = f"{raised.changed}: " if raised.changed else ""

@@ -33,6 +33,7 @@ from attnfuzz.report.findings import (
     restarts_of,
     title_of,
     told_findings,
+    untried_words,
     what_was_found,
 )
 from attnfuzz.untrusted_text import only_printable
@@ -243,6 +244,8 @@ def _remarks_on(result: CampaignResult) -> Iterator[Text]:
             yield Text(str(inferred), "yellow")
     for target, how_far in result.unbuilt.items():
         yield Text(f"{target}: {how_far}; no more of it was searched", "yellow")
+    for target, relation, cases in result.untried:
+        yield Text(f"{target}: {untried_words(relation, cases)}", "yellow")
     for target, kernel in kernels.items():
         if kernel.not_runnable:  # their number is in no other
             number, why = sum(kernel.not_runnable.values()), "; ".join(sorted(kernel.not_runnable)[:_MAX_REASONS])

@@ -18,7 +18,7 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.registry import EXCEPTION
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.supports import as_call
-from attnfuzz.report.findings import ToldFinding, count, one_line, remedy_lines, told_findings
+from attnfuzz.report.findings import ToldFinding, count, one_line, remedy_lines, told_findings, untried_words
 
 FORMAT = "attnfuzz.verify/1"
 
@@ -63,6 +63,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     ``covered``: what cases had, by feature of inputs; ``largest``: the tokens of the longest ``sequence``, and the most
     ``sequences`` and ``tokens`` of a case. Nothing is known of what lies beyond.
     ``max_error_ratio``: the largest finite error over bound of all cases, failing ones included.
+    ``untried``: what could be tried on no case, a sentence each.
     ``unconfirmed``: what failed once, did not come again, and may have been the machine's doing.
     """
 
@@ -81,6 +82,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     left_out: tuple[Limit, ...] = ()
     max_error_ratio: float | None = None
     counterexample: Counterexample | None = None
+    untried: tuple[str, ...] = ()
     unconfirmed: tuple[str, ...] = ()
     error: str | None = None
 
@@ -108,6 +110,7 @@ def verification_of(
         left_out=(*_left_out(result), *_outside(result)),
         max_error_ratio=searched.max_error_ratio,
         counterexample=None if found is None else _counterexample(found, regression, script),
+        untried=tuple(untried_words(relation, cases) for _, relation, cases in result.untried),
         unconfirmed=tuple(finding.failure.message for finding in result.unconfirmed),
     )
 
@@ -151,6 +154,7 @@ def lines_of(verification: Verification) -> Iterator[str]:
             yield f"  taken for its design, as every case shows it: {limit.text}"
         else:
             yield f"  not searched: {limit.text}{f': {limit.said}' if limit.said else ''}"
+    yield from (f"  not tried: {words}" for words in verification.untried)
     yield from (f"  not confirmed: {message}" for message in verification.unconfirmed)
 
 

@@ -109,6 +109,19 @@ def test_an_oracle_that_never_applies_is_named_and_no_success(capsys: pytest.Cap
     assert outcome_of(result).status == 0
 
 
+def test_what_could_be_tried_on_no_case_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """Offsets that wrap behind a wrapper which copies the cache would be taken for tested."""
+    result = a_result()
+    first = next(iter(result.statistics.kernels.values()))
+    first.untried["page_relocation"] = 3
+    said = []
+    for cases in (0, 2):
+        first.related["page_relocation"] = cases
+        print_result(make_console(), result)
+        said.append("page_relocation could make none of its runs in 3 cases" in capsys.readouterr().out)
+    assert said == [True, False]
+
+
 def test_a_kernel_that_was_never_reached_is_no_success() -> None:
     """A CI job would pass on a kernel that nobody has looked at."""
     result = a_result()

@@ -602,7 +602,9 @@ def _placements(declaration: Declaration, case: Any, most_rows: int = MOST_ROWS)
     if isinstance(case, OpenCase):
         yield from (Far(moved=moved) for least in (FAR, _HALF) if (moved := _moved(case, least)))
         return
-    pages = far_pages(case) if case.page_size and used_blocks(case) else []
+    if case.page_size and not used_blocks(case):  # which is right wherever pages lie
+        return
+    pages = far_pages(case) if case.page_size else []
     for turn in range(_RUNS):
         axes = stretched_axes(declaration, case, turn, most_rows=most_rows)
         far = Far(pages[turn] if turn < len(pages) else 0, stretched=axes)

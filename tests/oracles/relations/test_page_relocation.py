@@ -493,11 +493,15 @@ def test_of_a_copied_cache_nothing_is_said_of_far_pages() -> None:
     def stack(inputs: Any) -> None:
         torch.stack((inputs.k_cache, inputs.v_cache), 2)
 
-    for change, related in ((lambda inputs: None, ("page_relocation",)), (stack, ())):
+    asked = ("page_relocation",)
+    for change, related, untried in ((lambda inputs: None, asked, ()), (stack, (), asked)):
         kernel = wrapped("paged_eager", change)
         case = adapt_options(PAGED, kernel.declaration.options)
         verdict = judge(kernel, case, device="cpu", relations=("page_relocation",))
-        assert (verdict.failure, verdict.related) == (None, related)
+        assert (verdict.failure, verdict.related, verdict.untried) == (None, related, untried)
+        without_pages = msgspec.structs.replace(case, seq_lens=(0,))
+        verdict = judge(kernel, without_pages, device="cpu", relations=("page_relocation",))
+        assert (verdict.failure, verdict.related, verdict.untried) == (None, (), ())
 
 
 @pytest.mark.parametrize("layout", ["NHD", "interleaved"])
