@@ -56,7 +56,9 @@ _IN_FP8_BESIDE_NEW = attnfuzz.Numerics(
 
 def _scales(i: Any) -> tuple[float, float]:
     """The scales of K and V as numbers of the host, which its backend takes of a layer."""
-    return (1.0, 1.0) if i.k_scale is None else (float(i.k_scale), float(i.v_scale))
+    if getattr(i, "k_scale", None) is None:  # nor have latent vectors any
+        return 1.0, 1.0
+    return float(i.k_scale), float(i.v_scale)
 
 
 def _fresh(i: Any, slots: Tensor) -> tuple[Tensor, Tensor]:

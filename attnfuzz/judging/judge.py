@@ -28,7 +28,7 @@ from attnfuzz.oracles.own import OwnOracle
 from attnfuzz.oracles.registry import DEFAULT_ORACLES, OracleName, oracle_of
 from attnfuzz.oracles.relations.catalogue import chosen
 from attnfuzz.oracles.relations.guard_page import GUARD_PAGE, guard_of
-from attnfuzz.oracles.relations.relation import FurtherRuns, NothingRunError, Relation, runs_of
+from attnfuzz.oracles.relations.relation import FurtherRuns, NothingRunError, NotInThisProcessError, Relation, runs_of
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.declared_numerics import Tolerance
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, case_nbytes, check_size
@@ -263,6 +263,8 @@ class _Judge:
         try:
             failure = relation.check(trial if verdict.failure is None else trial.without_lse())
             failure = self._as_seen_alone(trial, relation, failure)
+        except NotInThisProcessError:
+            return verdict
         except NothingRunError:
             return msgspec.structs.replace(verdict, untried=(*verdict.untried, relation.name))
         except KernelRaised as raised:

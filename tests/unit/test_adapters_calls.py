@@ -611,6 +611,18 @@ def fill_kv_cache(k_states, v_states, k_caches, v_caches, q_start_loc, q_seq_len
                 at = length - count + t
                 cache[pages[at // cache.shape[1]], at % cache.shape[1]] = states[start + t]
 """
+SGLANG_DECODE = """
+import torch
+from plain import attend
+
+def decode_attention_fwd(q, k_buffer, v_buffer, o, kv_indptr, kv_indices, attn_logits, attn_lse, num_kv_splits,
+                         max_kv_splits, sm_scale, k_scale, v_scale, logit_cap=0.0, sinks=None, xai_temperature_len=-1):
+    assert (k_scale, v_scale) == (1.0, 1.0) and attn_logits.shape[2] == max_kv_splits
+    for seq in range(len(q)):
+        slots = kv_indices[kv_indptr[seq] : kv_indptr[seq + 1]]
+        o[seq] = attend(q[seq : seq + 1], k_buffer[slots], v_buffer[slots], sm_scale, len(slots) - 1, cap=logit_cap,
+                        sinks=sinks)[0][0]
+"""
 _LMDEPLOY = "lmdeploy/pytorch/kernels/cuda"
 FILES = {
     f"{_LMDEPLOY}/pagedattention.py": LMDEPLOY_DECODE,
@@ -635,6 +647,7 @@ FILES = {
     "flashinfer/flashinfer/utils.cuh": HEADER,
     "sgl_kernel.py": SGL_KERNEL,
     "sglang/srt/layers/attention/merge_state.py": SGLANG,
+    "sglang/kernels/ops/attention/decode_attention.py": SGLANG_DECODE,
 }
 SHAPE: dict[str, Any] = {"num_q_heads": 4, "num_kv_heads": 2, "head_size": 64, "scale": 0.25, "layout": "NHD"}
 VARIANTS = {
@@ -650,6 +663,7 @@ ATTENTION: Names = {
     "flash_attn": ("with_kvcache", "varlen", "v3_with_kvcache", "v3_varlen"),
     "vllm": ("flash_attention_3", "flash_attention_3_sinks", "flash_attention_3_decode", "flash_mla"),
     "lmdeploy": ("paged_attention", "paged_attention_latent", "flash_attention"),
+    "sglang": ("decode_attention", "decode_attention_mla"),
     "flashinfer": (
         "batch_decode", "batch_decode_graph", "batch_decode_fixed_split", "batch_prefill", "batch_prefill_graph",
         "batch_attention_sinks", "batch_prefill_mask", "batch_attention", "cascade", "pod", "pod_single",

@@ -59,6 +59,7 @@ from attnfuzz.oracles import registry
 from attnfuzz.oracles.exception import context_lost
 from attnfuzz.oracles.relations.relation import (
     NothingRunError,
+    NotInThisProcessError,
     Relation,
     as_it_is,
     on_host,
@@ -528,7 +529,7 @@ def _check(trial: Trial) -> Failure | None:
         if seen is not None and _differs(trial, far, seen):
             return None if _comes_and_goes(trial) else _explained(trial, far, seen)
     if not has_run:
-        raise NothingRunError
+        raise NothingRunError if trial.device == "cpu" or installed() is not None else NotInThisProcessError
     return None
 
 

@@ -44,6 +44,10 @@ class NothingRunError(Exception):
     """Raised by a relation none of whose runs could be made: it has no word on the case."""
 
 
+class NotInThisProcessError(NothingRunError):
+    """Raised where runs are made in processes of their own: this one says nothing of whether they can be."""
+
+
 def fits(case: Case) -> bool:
     """Whether a changed case is of a size that may be run."""
     try:
