@@ -338,7 +338,7 @@ def _meant(case: Case, name: str, limit: Any) -> str:
 
 
 def untried_words(relation: str, cases: int) -> str:
-    """That ``relation`` was tried in vain on so many cases of a kernel, and what is not known therefore."""
+    """A sentence: ``relation`` was tried in vain on so many cases of a kernel; it says what is not known therefore."""
     words = f"{relation} could make none of its runs in {count(cases, 'case')}"
     if relation != PAGE_RELOCATION.name:
         return f"{words}: nothing is known of what it looks for"
