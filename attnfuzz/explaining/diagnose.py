@@ -22,7 +22,7 @@ from attnfuzz.explaining.explanation import in_a_similar_case, in_words
 from attnfuzz.explaining.low_precision import LOWEST_EXPONENT, OF_EMPTY_ROWS
 from attnfuzz.explaining.merges import OF_MERGES, both_sides_empty, empty_sides, merged_row
 from attnfuzz.explaining.mistakes import REFUTED, Family, Key, Maker, Match, family, matches, silent
-from attnfuzz.explaining.neighbours import neighbours, rounding_cases
+from attnfuzz.explaining.neighbours import beside_empty, neighbours, rounding_cases
 from attnfuzz.explaining.precision import OF_SOME_NUMBERS, Precision
 from attnfuzz.explaining.rounding_diagnosis import MOST_ROWS, WrongRows
 from attnfuzz.explaining.row import AttentionRow, AveragedRow
@@ -217,7 +217,8 @@ def diagnose(
                 or _read_by_empty(row)
                 or _seen_by_none(row, poison, nearby)
             )
-            return read or _of_empty(case, failed, number, head)
+            counted = None if read else _zeros_counted_by_empty(rows.of(case, (number, head)), poison, nearby)
+            return read or counted or _of_empty(case, failed, number, head)
     if nearby is None:
         found = Survivors(rows, among=among)
         found.retell(rows.at((number, head)))
@@ -318,12 +319,16 @@ class _Rows:
         return all(bool((row.got - row.expected).abs().amax() < _FAR_OFF * row.expected.abs().amax()) for row in rows)
 
     @property
-    def wrong_and_empty(self) -> list[AttentionRow]:
-        """The wrong rows without keys that are numbers."""
+    def without_keys(self) -> list[AttentionRow]:
+        """The wrong rows without keys."""
         case = self.case
         places = [place for place in self._wrong if case.row_lens[place[0]] == 0]
-        rows = (self.of(case, (row, head)) for row, head in _spread(places, MOST_ROWS))
-        return [row for row in rows if row.is_finite and not _is_zero(row)]
+        return [self.of(case, (row, head)) for row, head in _spread(places, MOST_ROWS)]
+
+    @property
+    def wrong_and_empty(self) -> list[AttentionRow]:
+        """Those of which the output is a number other than 0."""
+        return [row for row in self.without_keys if row.is_finite and not _is_zero(row)]
 
     @property
     def wrong_if_empty(self) -> bool:
@@ -793,10 +798,33 @@ def _seen_by_none(row: AttentionRow, poison: Fill, nearby: Nearby | None) -> Dia
     return Diagnosis(found.told(), found.believed) if is_shown else None
 
 
+def _zeros_counted_by_empty(row: AttentionRow, poison: Fill, nearby: Nearby | None) -> Diagnosis | None:
+    """The zeros past the end that a row without keys counts, if those beside it are filled up with them to its length.
+
+    The log-sum-exp of a single one is 0, which a kernel may also write by another mistake.
+    """
+    if nearby is None or (count := tokens.zeros_counted(row)) is None:
+        return None
+    runs = [_Rows(other, poison, compared) for other, compared in nearby(beside_empty(row.case))]
+    for run in runs:
+        wrong = [one for one in run.wrong() if isinstance(one, AttentionRow)]
+        filled, of_empty = (
+            {None if (more := tokens.zeros_counted(one)) is None else one.num_tokens + more for one in found}
+            for found in (wrong, run.without_keys)
+        )
+        if filled != of_empty or len(filled) != 1 or None in filled:
+            return None
+    cause = tokens.of_zeros(row, count)
+    return Diagnosis(f"{_has_no_keys(row.case, row.row)}; {cause.words}", (cause,)) if runs else None
+
+
+def _has_no_keys(case: AttentionCase, number: int) -> str:
+    return f"sequence {number} is empty" if case.seen(number) is None else f"{row_words(case, number)} sees no key"
+
+
 def _of_empty(case: AttentionCase, failed: Comparison, number: int, head: int) -> Diagnosis:
     lse = "the sink" if case.variant.has_weighty_sinks else "-inf"
-    what = f"sequence {number} is empty" if case.seen(number) is None else f"{row_words(case, number)} sees no key"
-    words = f"{what}: expected out = 0 and lse = {lse}"
+    words = f"{_has_no_keys(case, number)}: expected out = 0 and lse = {lse}"
     if failed.name == "lse" and lse == "-inf" and -math.inf < float(failed.got[number, head]) < LOWEST_EXPONENT:
         begins = f"{words}; the running maximum begins at a finite number"
         return Diagnosis(begins, (Cause(mistake=OF_EMPTY_ROWS, way="finite maximum", words=begins),))

@@ -514,7 +514,7 @@ def _words_of_finite(row: AttentionRow, begins: float) -> str:
         tops.insert(1, f"{row.top / row.case.scale:.4g} before the scale")
     low = f"all scores lie below it: the largest is {', '.join(tops[:-1])} and {tops[-1]}"
     if not begins:
-        return f"the running maximum begins at a finite number, and {low}"
+        return f"the running maximum begins at a finite number, or masked scores are one, and {low}"
     written = " or ".join(_stands_for_infinity(begins, row.case.scale))
     return f"the running maximum begins at a finite number, or masked scores are one, and {low}; lse is about {written}"
 

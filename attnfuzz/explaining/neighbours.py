@@ -46,6 +46,7 @@ _OTHER_SEEDS = 4
 _MORE = (3, 6, 11)
 """Of what cases of a user's own problem count."""
 _MOST_STRIDES = 12
+_BESIDE_EMPTY = ((11, 2, 0), (7, 3, 0))
 _MANY = 1
 """The step to many tokens."""
 _LONG = 70
@@ -91,6 +92,16 @@ def _with_two_heads(case: AttentionCase) -> AttentionCase:
     """In place of a single one, of which a mistake looks as if any head had it."""
     two = changed(case, num_q_heads=2, num_kv_heads=2) if case.num_q_heads == 1 else None
     return two or case
+
+
+def beside_empty(case: AttentionCase) -> Iterator[AttentionCase]:
+    """A row without keys, beside a longer and a shorter one, of which a padded batch has places that hold no token."""
+    numbers = plain_values(case, _SEEDS[0])
+    several = msgspec.structs.replace(case, **case.of_sequences((0, 0, 0)), **case.with_own_pages(), values=numbers)
+    for lengths in _BESIDE_EMPTY:
+        made = changed(several, **several.with_seq_lens(lengths))
+        if made is not None:
+            yield made
 
 
 def _of_other_pages(case: AttentionCase) -> AttentionCase | None:

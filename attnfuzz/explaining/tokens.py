@@ -24,11 +24,14 @@ from attnfuzz.mistake import K_SCALE, KV_SCALES, PAST_THE_END, V_SCALE
 from attnfuzz.problems.block_table import block_table_rows, num_blocks, physical_pages
 from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase, has_query_lens
 from attnfuzz.problems.wording import plural, row_words
-from attnfuzz.verdict import MOST_PLACES
+from attnfuzz.verdict import MOST_PLACES, Cause
 
 OF_PADDING = "a padding row, numbered as its sequence"
 """The way of reading another query in which that is nobody's."""
 _MAX_EXTRA = 512
+_LARGEST_EXPONENT = 20.0
+_OF_COUNTS = 1e-5
+"""Between a log-sum-exp in float32 and the logarithm of a number up to that."""
 _MOST_BY_NUMBER = 96
 """Tokens of a row up to which each is named by its position."""
 _MOST_RANGES = 20
@@ -291,9 +294,7 @@ def past_the_end(row: AttentionRow) -> Iterator[Family]:
     """Tokens past the sequence's end: zeros that a masked load gave, whatever the memory holds, or another's tokens."""
     if row.case.variant.alibi is None and row.num_tokens == row.case.seq_lens[row.seq]:
         counts = torch.arange(1, _MAX_EXTRA + 1, dtype=torch.float64, device="cpu")
-        masked = "K and V masked to zero, the score not to -inf"
-        if not row.case.partial_states:  # there a part's own log-sum-exp tells
-            masked += "; or a part without keys has LSE 0"
+        masked = _source_of_zeros(row)
         for number, source, way in (
             (0.0, masked, "zeros"),
             (row.poison, "read from memory that holds no token", "dead memory"),
@@ -320,6 +321,31 @@ def past_the_end(row: AttentionRow) -> Iterator[Family]:
                 ]
                 yield Family(PAST_THE_END, out[which], lse[which], ways, told.__getitem__)
     yield from slots_past_the_end(row)
+
+
+def _source_of_zeros(row: AttentionRow) -> str:
+    masked = "K and V masked to zero, the score not to -inf"
+    if not row.case.partial_states:  # there a part's own log-sum-exp tells
+        masked += "; or a part without keys has LSE 0"
+    return masked
+
+
+def zeros_counted(row: AttentionRow) -> int | None:
+    """How many zeros past the end, of score 0, give what came out of a row, be it one without keys; None if none do."""
+    if row.got_lse is None or not row.is_finite or row.got_lse > _LARGEST_EXPONENT or row.case.variant.alibi:
+        return None
+    own = math.exp(min(row.lse, _LARGEST_EXPONENT))
+    count = round(math.exp(row.got_lse) - own)
+    if not 0 < count <= _MAX_EXTRA or abs(math.log(own + count) - row.got_lse) > _OF_COUNTS:
+        return None
+    out = row.expected * own / (own + count)
+    return count if bool(((row.got - out).abs() <= 2 * row.bound).all()) else None
+
+
+def of_zeros(row: AttentionRow, count: int) -> Cause:
+    """The mistake by which a row has ``count`` zeros past its end as tokens."""
+    words = _extra_words(_source_of_zeros(row), [count - 1])(0)
+    return Cause(mistake=PAST_THE_END, way=f"{count} of zeros", words=words)
 
 
 def _filling_pages(row: AttentionRow) -> list[tuple[int, int]]:

@@ -14,7 +14,10 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 
 from attnfuzz.cases.facets.storage import KV_STRIDES_DIFFER, SHARED_PAGES
+from attnfuzz.cases.supported import supports_case
+from attnfuzz.explaining.ablation import changes_of
 from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs
+from attnfuzz.identity.differences import differing, with_fields_of
 from attnfuzz.identity.features import case_features, kernel_parts, needs_numbers, widened
 from attnfuzz.identity.nearby_cases import (
     alternatives,
@@ -52,11 +55,15 @@ class _Runs:
 
     def __call__(self, case: Case) -> FailingCase | None:
         """The relative, if it fails in any way that may be the suspect's. Raises Unanswered."""
+        found = self.of_any_sort(case)
+        return found if found is not None and found.symptom.sort == self._suspect.symptom.sort else None
+
+    def of_any_sort(self, case: Case) -> FailingCase | None:
+        """The relative, if it fails in any way. Raises Unanswered."""
         if not self._left:
             raise Unanswered
         self._left -= 1
-        found = self._run(case, self._relations)
-        return found if found is not None and found.symptom.sort == self._suspect.symptom.sort else None
+        return self._run(case, self._relations)
 
 
 def bug_behind(suspect: FailingCase, known: KnownBugs, run: Run) -> Bug | None:
@@ -101,6 +108,49 @@ def _is_cured_by(bug: Bug, suspect: FailingCase, run: _Runs) -> bool:
     both = [] if smallest is None else crossed(declaration, case, smallest)
     asked = (one for one in both if suspect.features | bug.features <= case_features(declaration, one))
     return any(run(one) is None for one in asked)
+
+
+def bug_of_one_index(suspect: FailingCase, known: KnownBugs, run: Run) -> Bug | None:
+    """The known bug that is the same wrong index as that of ``suspect``, which has been shrunk; or None.
+
+    Of the two one raises, since the index is out of range, and the other has wrong numbers, of what lies there where
+    there is room. Raises Unanswered.
+    """
+    return next((bug for bug in known.across(suspect) if _is_of_one_index(bug, suspect, run)), None)
+
+
+def _is_of_one_index(bug: Bug, suspect: FailingCase, run: Run) -> bool:
+    """Whether the smallest case with wrong numbers raises once it has not all that it needs, and has the same cures.
+
+    Whatever keeps the one from raising makes the other right, and never wrong in another way.
+    """
+    runs, wrong, raised = _Runs(suspect, run, [bug.oracle]), suspect.case, bug.symptom
+    if suspect.symptom.is_of_index:
+        wrong, raised = decode_case(suspect.case.problem, bug.case), suspect.symptom
+    for narrower in simpler_in_one_respect(suspect.with_case(wrong, suspect.failure)):
+        seen = runs.of_any_sort(narrower)
+        if seen is not None and seen.symptom == raised:
+            return _have_the_same_cures(seen, wrong, runs)
+    return False
+
+
+def _have_the_same_cures(raised: FailingCase, wrong: Case, run: _Runs) -> bool:
+    """Whether all that keeps ``raised`` from raising makes ``wrong`` right, which has more room, and something does."""
+    room = differing(raised.case, wrong)
+    supports, options = raised.declaration.supports, raised.declaration.options
+    is_cured = False
+    for _, other in changes_of(raised.case, supports=supports, options=options):
+        changes = differing(raised.case, other)
+        with_room = None if set(changes) & set(room) else with_fields_of(wrong, other, changes)
+        if with_room is None or not supports_case(supports, options, with_room):
+            continue
+        seen = run.of_any_sort(other)
+        if seen is not None and seen.symptom == raised.symptom:
+            continue
+        if seen is not None or run.of_any_sort(with_room) is not None:
+            return False
+        is_cured = True
+    return is_cured
 
 
 def needs_of(found: FailingCase, needed: frozenset[Feature], known: KnownBugs, run: Run) -> frozenset[Feature]:

@@ -30,6 +30,7 @@ from attnfuzz.identity.features import (
     is_about,
     kernel_parts,
     most_specific,
+    needs_numbers,
     of_last_digits,
 )
 from attnfuzz.judging.leaks import LEAK
@@ -108,6 +109,11 @@ class Symptom:
     def is_fault(self) -> bool:
         """Whether memory was accessed that is not there, or nobody's."""
         return is_fault(self.oracle, self.kind) or (self.oracle == "crash" and self.kind.startswith(_FAULTS))
+
+    @property
+    def is_of_index(self) -> bool:
+        """Whether an index was out of range, which torch, NumPy and Python refuse; a GPU reads what lies there."""
+        return self.oracle == "exception" and self.kind.partition(" ")[0] == "IndexError"
 
     @property
     def sort(self) -> str:
@@ -348,6 +354,16 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
         """Whether pages are read where no table said, so that whatever lies there is read, and shows in any way."""
         return self.mistakes == {_PAGE_IDS}
 
+    @property
+    def is_without_weight(self) -> bool:
+        """Whether memory is read whose weight is 0, and not for a score that is so much larger than what lies there."""
+        return self.mistakes == {WITHOUT_WEIGHT} and not needs_numbers(self.features)
+
+    @property
+    def is_wrong_number(self) -> bool:
+        """Whether one run shows another number than the right one, and not NaN or infinity."""
+        return self.oracle == "accuracy" and self.kind.endswith(":value")
+
     def is_in_formula_beside(self, fault: Bug) -> bool:
         """Whether its numbers are those of a mistake in the formula, of a part that ``fault`` is not about.
 
@@ -420,7 +436,7 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
             return True
         if not self.features and self.symptom == other.symptom and not self.is_everywhere:
             return False
-        if self.mistakes == {WITHOUT_WEIGHT} and other.oracle == "accuracy" and other.kind.endswith(":value"):
+        if any(one.is_without_weight and another.is_wrong_number for one, another in pairs):
             return True  # it matters only where NaN or infinity lies, whose product with a weight of 0 is NaN
         if in_particular(self.mistakes) & parts_of(other.mistakes | other.perhaps) or other.mistakes & self.perhaps:
             return False
@@ -568,6 +584,16 @@ class KnownBugs:
             for bug in self._bugs.get(failing.declaration.target, ())
             if bug.symptom.sort == seen.symptom.sort and not bug.is_told_apart_from(seen)
             if bug.case and kernel_parts(bug.features) and not kernel_parts(bug.features) <= seen.features
+        ]
+
+    def across(self, failing: FailingCase) -> list[Bug]:
+        """Bugs of wrong memory or numbers, of a failure of an index out of range; and the other way round."""
+        seen = failing.symptom
+        return [
+            bug
+            for bug in self._bugs.get(seen.kernel, ())
+            if bug.case and not bug.flaky
+            if (bug.symptom.is_of_index and not seen.sort) or (seen.is_of_index and not bug.symptom.sort)
         ]
 
     def of_sort(self, symptom: Symptom) -> list[Bug]:

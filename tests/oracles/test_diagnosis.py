@@ -841,6 +841,44 @@ LOW = Values(keys="negative", logit_exponent=4)
 WITHOUT_LSE = attnfuzz.Supports(lse="none")
 
 
+@pytest.mark.parametrize(
+    ("of_empty", "filled_to", "cause"),
+    [(math.log(16), 16, PAST_THE_END), (0.0, 16, ""), (0.0, 1, "")],
+    ids=["zeros up to a tile", "0 beside zeros up to a tile", "0 beside right rows"],
+)
+def test_the_log_sum_exp_of_an_empty_row_is_that_of_zeros_only_if_others_count_them(
+    of_empty: float, filled_to: int, cause: str, plant: Any, dense: DenseDecodeCase, failure_of: Any
+) -> None:
+    """A tail masked to 0 was a second bug where nothing is before it; an LSE of 0 by itself would be told as a tail."""
+
+    def filled(scores: Tensor) -> Tensor:
+        return torch.cat((scores, torch.zeros(-len(scores) % filled_to)))
+
+    def store_empty(out: Tensor, lse: Tensor) -> None:
+        out.zero_()
+        lse.fill_(of_empty)
+
+    kernel = plant(score=filled, average=lambda w, v: w[: len(v)] @ v, store_empty=store_empty)
+    failure = failure_of(kernel, msgspec.structs.replace(dense, seq_lens=(0,)), "accuracy")
+    assert failure.cause == cause
+    assert "; sequence 0 is empty" in failure.message
+    assert ("16 tokens past the end of the sequence take weight" in failure.message) is bool(cause)
+
+
+def test_masked_scores_that_are_finite_are_told_beside_a_finite_beginning(
+    plant: Any, dense: DenseDecodeCase, failure_of: Any
+) -> None:
+    """Padding masked with -1e4 was told as a running maximum, of which there was none in the kernel."""
+    low = Values(keys="negative", values="positions", logit_exponent=8)
+    case = msgspec.structs.replace(dense, seq_lens=(3,), extra_rows=0, values=low, dtype="float16")
+    kernel = plant(
+        score=lambda s: torch.cat((s, torch.full((5,), -100.0))),
+        average=lambda w, v: w[: len(v)] @ v,
+        supports=WITHOUT_LSE,
+    )
+    assert "begins at a finite number, or masked scores are one, " in failure_of(kernel, case, "accuracy").message
+
+
 def test_zeros_beside_low_scores_are_told_apart_by_higher_ones(
     plant: Any, dense: DenseDecodeCase, failure_of: Any
 ) -> None:

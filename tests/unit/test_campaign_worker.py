@@ -10,6 +10,7 @@ import msgspec
 from attnfuzz.campaign.messages import (
     Busy,
     Confirmed,
+    Duplicate,
     Found,
     Join,
     Minimised,
@@ -204,6 +205,19 @@ def test_a_wrong_output_never_becomes_a_wrong_lse() -> None:
     kinds = {message.finding: message.failure.kind for message in bench.of(Found)}
     for message in bench.of(Smaller):
         assert (kinds[message.finding], message.failure.kind) != ("out:value", "lse:value")
+
+
+def test_an_index_that_is_out_of_range_without_room_is_told_once() -> None:
+    """A wrong index would be two findings: one of an IndexError, one of the numbers that it reads where it may."""
+
+    def reads_astray(case: DenseDecodeCase) -> Failure | None:
+        if max(case.seq_lens) < 5:
+            return None
+        return WRONG if case.extra_rows else Failure(oracle="exception", kind="IndexError in f", message="no")
+
+    bench = Bench(reads_astray, enough=after(Duplicate), budget_s=10.0).run()
+    assert len(bench.of(Minimised)) == 1
+    assert {message.failure.kind for message in bench.of(Found)} == {"out:value", "IndexError in f"}
 
 
 def test_a_bug_behind_one_that_is_nearly_always_there_is_found() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from attnfuzz.cases.facets import changed
 from attnfuzz.declaration import Declaration
-from attnfuzz.identity.asking import Unanswered, bug_behind, needs_of
+from attnfuzz.identity.asking import Unanswered, bug_behind, bug_of_one_index, needs_of
 from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs
 from attnfuzz.identity.features import most_specific, unconditional
 from attnfuzz.oracles.registry import OracleName
@@ -96,6 +96,34 @@ def test_what_is_cured_by_what_a_bug_needs_is_that_bug(are_compared: bool) -> No
     bugs = known("strides:q", "strides:q=outer_gap", case=encode_case(of_q))
     found = bug_behind(FailingCase(KERNEL, of_out, WRONG), bugs, Runs(fails))
     assert (found is not None) is are_compared
+
+
+OUT_OF_RANGE = Failure(oracle="exception", kind="IndexError in f", message="out of range")
+WITH_ROOM = msgspec.structs.replace(PLAIN, seq_lens=(5,), extra_rows=1)
+
+
+@pytest.mark.parametrize("raised_first", [True, False])
+@pytest.mark.parametrize(
+    ("wrong_from", "is_raised", "is_one"),
+    [(5, True, True), (2, True, False), (5, False, False)],
+    ids=["the same index", "wrong where no index is out of range", "right without room"],
+)
+def test_an_index_out_of_range_is_one_bug_with_what_lies_there(
+    wrong_from: int, is_raised: bool, is_one: bool, raised_first: bool
+) -> None:
+    """Wrong pages beside an IndexError were two bugs; a second bug that needs the same room would be swallowed."""
+
+    def run(case: Any, relations: tuple[OracleName, ...]) -> FailingCase | None:
+        length = max(case.seq_lens)
+        if length >= 5 and not case.extra_rows and is_raised:
+            return FailingCase(KERNEL, case, OUT_OF_RANGE)
+        return FailingCase(KERNEL, case, WRONG) if length >= wrong_from and case.extra_rows else None
+
+    narrow = msgspec.structs.replace(WITH_ROOM, extra_rows=0)
+    shown = [(narrow, OUT_OF_RANGE), (WITH_ROOM, WRONG)]
+    (first, seen), (case, failure) = shown if raised_first else shown[::-1]
+    bugs = known("seq_len>1", failure=seen, case=encode_case(first))
+    assert (bug_of_one_index(FailingCase(KERNEL, case, failure), bugs, run) is not None) is is_one
 
 
 def test_what_a_neighbour_has_not_is_not_needed() -> None:

@@ -145,6 +145,11 @@ MAY_BE_KNOWN: dict[str, tuple[Bug, tuple[Bug, ...], tuple[Bug, ...]]] = {
         (a_bug("partial last page", "seq_len>1", kind="out:nan"),),
         (a_bug("partial last page", "seq_len>1"),),
     ),
+    "nor are wrong numbers behind it, unless scores are so large that they leave no weight to what lies there": (
+        a_bug("partial last page"),
+        (a_bug("partial last page", "logit_exponent>0", oracle="dead_memory", kind="out", cause=WITHOUT_WEIGHT),),
+        (WEIGHTLESS,),
+    ),
     "numbers of a formula are no read outside: a window whose keys weigh exp(-10000) is none of a block table": (
         OUTSIDE,
         (a_bug("context", "window", maybe=("tokens_dropped",)),),

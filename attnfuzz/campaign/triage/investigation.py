@@ -37,7 +37,7 @@ from attnfuzz.cases.facets.storage import KV_STRIDES_DIFFER, cache_names, stride
 from attnfuzz.cases.supported import supports_case
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import Explanation
-from attnfuzz.identity.asking import Unanswered, bug_behind, needs_of
+from attnfuzz.identity.asking import Unanswered, bug_behind, bug_of_one_index, needs_of
 from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs, bugs_shown, is_alike, is_leak, is_refusal, tag_of
 from attnfuzz.identity.differences import differing, with_fields_of
 from attnfuzz.identity.features import NEEDS_PRECEDING, kernel_parts, unconditional
@@ -159,11 +159,15 @@ class Investigation:
             self._shrink()
             if not self._is_shrunk:
                 self._recognise()  # smaller, it answers more
+            self._recognise_index()
         except OutOfTime:  # it was seen, if only once: the coordinator reports it as not confirmed
             return False
         except _SameBug as same:
-            needed = same.bug.features & self._now.features
-            self._send(Duplicate(finding=self._finding, bugs=self._learn(needed, same.bug.finding)))
+            needed, told = same.bug.features & self._now.features, None
+            if same.bug.symptom.sort != self._now.symptom.sort:  # and what else shows so may be another bug
+                needed = self._needs()
+                told = self._now if self._now.symptom.is_of_index else None
+            self._send(Duplicate(finding=self._finding, bugs=self._learn(needed, same.bug.finding, told)))
         else:
             if self._is_design(self._finding, is_smallest=True):
                 return True
@@ -366,6 +370,13 @@ class Investigation:
         if not bug.is_of_relation or Bug.seen_in(self._now).is_of_relation:
             raise _SameBug(bug)
         self._same_as = bug.finding
+
+    def _recognise_index(self) -> None:
+        """Ask whether a known bug is the same wrong index, which is out of range in one of the two."""
+        if self._is_shrunk and not self._is_flaky and not self._now.preceding:
+            with contextlib.suppress(Unanswered):
+                if (bug := bug_of_one_index(self._now, self._known, self._run_relative)) is not None:
+                    raise _SameBug(bug)
 
     def _take_numbers_of_relation(self) -> None:
         """Where a relation's own numbers are plainly wrong, go on with a case of them, which may become small.
