@@ -22,7 +22,7 @@ from attnfuzz.explaining.explanation import in_a_similar_case, in_words
 from attnfuzz.explaining.low_precision import LOWEST_EXPONENT, OF_EMPTY_ROWS
 from attnfuzz.explaining.merges import OF_MERGES, both_sides_empty, empty_sides, merged_row
 from attnfuzz.explaining.mistakes import REFUTED, Family, Key, Maker, Match, family, matches, silent
-from attnfuzz.explaining.neighbours import beside_empty, neighbours, rounding_cases
+from attnfuzz.explaining.neighbours import beside_empty, largest_first, neighbours, rounding_cases
 from attnfuzz.explaining.precision import OF_SOME_NUMBERS, Precision
 from attnfuzz.explaining.rounding_diagnosis import MOST_ROWS, WrongRows
 from attnfuzz.explaining.row import AttentionRow, AveragedRow
@@ -116,6 +116,7 @@ IN_GENERAL = {
 
 OF_PLACES = frozenset({PAST_THE_END, "another_length", "another_page", "block_table"})
 """Mistakes that read memory which is not the row's own."""
+OF_MAXIMA = frozenset({"maximum_not_kept", "maximum_not_subtracted"})
 OF_VALUES = frozenset({"another_tensor", "score_columns", "value_columns"})
 """Mistakes of which measured weights say nothing, since other values have been put in the place of the case's."""
 
@@ -230,6 +231,9 @@ def diagnose(
             found.ask(run)
     if among is None and isinstance(case, AttentionCase) and (rows.are_nearly_right or not found.is_settled):
         found.decide(precision_of(nearby(rounding_cases(case)), poison), rows)
+    if isinstance(case, AttentionCase) and any(one.mistake in OF_MAXIMA for one in found.causes):
+        for other, compared in nearby(largest_first(case)):
+            found.drop_maxima(_Rows(other, poison, compared))
     found.retell(rows.at((number, head)))
     told = found.told()
     return Diagnosis(
@@ -473,6 +477,16 @@ class Survivors:
             self._is_finite |= overflows
             others = ()
         self.causes = others or tuple(map(rounded.as_told, near))
+
+    def drop_maxima(self, rows: _Rows) -> None:
+        """Drop what would make a right row wrong of which the first score is the largest, and far above the others.
+
+        Where the maximum of a part is taken for that of all, later scores overflow as without any, and these do not.
+        """
+        right = [row for row in rows.right(_MOST_RIGHT_OF_NEIGHBOUR) if isinstance(row, AttentionRow)]
+        asked = [one for one in self.causes if one.mistake in OF_MAXIMA]
+        refuted = _rounded(rows, [], right, OF_MAXIMA).refuted(asked) if right else set()
+        self.causes = tuple(one for one in self.causes if _key(one) not in refuted)
 
     @property
     def _replayed(self) -> Collection[str] | None:

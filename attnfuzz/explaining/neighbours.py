@@ -34,6 +34,7 @@ _ROWS = 8
 _ONE_TILE, _WHOLE_TILES, _MOST_KEYS = 16, 64, 192
 _MEAN_MAGNITUDE = 0.625
 """Of queries where keys are "equal" or "falling"."""
+_OVERFLOWS = 300.0
 _FALL = 6.0
 """Between the largest and the smallest score, in which exp makes normal numbers of any format."""
 _MORE_THAN_A_TILE = 37
@@ -102,6 +103,16 @@ def beside_empty(case: AttentionCase) -> Iterator[AttentionCase]:
         made = changed(several, **several.with_seq_lens(lengths))
         if made is not None:
             yield made
+
+
+def largest_first(case: AttentionCase) -> Iterator[AttentionCase]:
+    """Many tokens, with a first score that overflows exp in float32, and others that fall from it."""
+    plain = plain_values(case, (case.values.seed + _SEEDS[0]) % (1 << 32))
+    longer = with_lengths(case, tuple(max(length, _LONG) if length else 0 for length in case.seq_lens))
+    first = case.scale * _MEAN_MAGNITUDE * case.head_size * (_LONG - 1) / 16
+    if longer is not None and first > 0:
+        values = _with_exponent(plain, math.log2(_OVERFLOWS / first), keys="falling")
+        yield msgspec.structs.replace(longer, values=values)
 
 
 def _of_other_pages(case: AttentionCase) -> AttentionCase | None:

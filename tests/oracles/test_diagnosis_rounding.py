@@ -273,6 +273,23 @@ def test_a_maximum_that_begins_at_0_is_named_where_no_weight_is_left(plant: Any)
     assert failure.message.endswith("; out is 100 % of its largest number off and lse is infinitely far off")
 
 
+@pytest.mark.parametrize("of_first", [True, False])
+def test_the_maximum_of_a_part_is_not_told_as_none(of_first: bool, plant: Any) -> None:
+    """The maximum of the first split alone overflows as none does, and was looked for in the wrong line."""
+
+    def weights(scores: Tensor) -> Tensor:
+        exp = (scores.float() - (scores[:2].max() if of_first else 0.0)).exp()
+        return exp / exp.sum()
+
+    values: Any = Values(keys="rising", values="positions", logit_exponent=8)
+    shape: Any = {"num_q_heads": 1, "num_kv_heads": 1, "head_size": 16, "scale": 0.25, "dtype": "float16"}
+    case = DenseDecodeCase(**shape, seq_lens=(5,), values=values)
+    kernel = plant(weights=weights, supports=attnfuzz.Supports(lse="none"))
+    failure = judge(kernel, case, device="cpu", oracles=("accuracy",), relations=()).failure
+    assert failure is not None
+    assert ("is not subtracted from the scores" in failure.message) is not of_first
+
+
 def test_places_that_fill_a_tile_are_told_with_their_score(plant: Any) -> None:
     """-30 in place of -inf behind the last key would be three bugs: a rounding, small weights and another maximum."""
 
