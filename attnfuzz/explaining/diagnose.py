@@ -672,11 +672,11 @@ def _rounded(
 
 
 def _replays(row: AveragedRow, mistakes: Collection[str] | None = None) -> Iterator[Family]:
-    """What a row would be with each of these mistakes, and with those that are made with them."""
+    """What a row would be with each of these mistakes."""
     for one in MAKERS if isinstance(row, AttentionRow) else OF_MERGES:
         if mistakes is None or not one.mistakes.isdisjoint(mistakes):
             run_is_over()  # that it takes a while is not the kernel's doing
-            yield from one.made(row)
+            yield from (made for made in one.made(row) if mistakes is None or made.cause in mistakes)
 
 
 def _matched(row: AveragedRow, replayed: Iterable[Family]) -> dict[Key, Match]:

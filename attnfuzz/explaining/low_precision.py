@@ -321,9 +321,13 @@ def tiles_of(row: AttentionRow) -> tuple[int, ...]:
 
 def maxima_so_far(scores: Float64[Tensor, "*ways n"], tile: int) -> Float64[Tensor, "*ways n"]:
     """The largest score up to the end of the tile of each; finite, whatever lies there."""
-    number = scores.shape[-1]
-    ends = torch.arange(number, device="cpu").div(tile, rounding_mode="floor").add(1).mul(tile).clamp(max=number)
-    return scores.cummax(-1).values[..., ends - 1].clamp(min=torch.finfo(torch.float64).min)
+    return scores.cummax(-1).values[..., _ends(scores.shape[-1], tile)].clamp(min=torch.finfo(torch.float64).min)
+
+
+@functools.lru_cache(maxsize=64)  # each row asks for those of a few tiles some hundred times
+def _ends(number: int, tile: int) -> Int64[Tensor, " number"]:
+    """The last token of the tile of each."""
+    return torch.arange(number, device="cpu").div(tile, rounding_mode="floor").add(1).mul(tile).clamp(max=number) - 1
 
 
 def _sums_rounded(

@@ -227,7 +227,7 @@ class _Given:
         self._wrong_parts = [part for part in (slice(size), slice(size, None)) if bool(is_wrong[part].any())]
 
     def by(self, replay: Replay) -> Bool[Tensor, " results"]:
-        """By each of these; most give nothing, which the first comparison tells."""
+        """Whether each of these does; most do not, which the first comparison tells."""
         row, beside = self._row, replay.beside(self._row)
         # Numbers of either sign that cancel round as their terms do, for which the largest result stands.
         largest = replay.out.abs().amax(-1, keepdim=True).nan_to_num(0.0, posinf=0.0)
