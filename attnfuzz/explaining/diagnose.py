@@ -130,6 +130,8 @@ _OF_SEVERAL_PLACES = frozenset(
 """Mistakes of which each row may be wrong in another way: none fits by chance."""
 _MOST_NUMBERS = 1 << 18
 """Of K and V that a row reads: each of some hundred mistakes goes through them."""
+_MOST_KEPT = 1 << 14
+"""Of those, of a row that is kept while others are looked at: there are some hundred rows."""
 _MOST_RIGHT = 16
 _SAME = 1e-6
 _MOST_IN_PASSING = 3
@@ -257,6 +259,7 @@ class _Rows:
         self.case: Any = reference.case
         self.comparisons = comparisons
         self._poison = poison
+        self._kept: dict[Place, AveragedRow] = {}
         is_wrong = _rows_where(comparisons, lambda one: one.ratio > 1)
         is_asked = _rows_where(comparisons, lambda one: ~one.expected.isnan())  # of rows that read NaN nothing is
         self._wrong = is_wrong.nonzero().tolist()
@@ -345,11 +348,24 @@ class _Rows:
         if isinstance(self.case, MergeStatesCase):
             is_empty = both_sides_empty(self.reference.values)
             with_tokens = [(row, head) for row, head in places if not is_empty[row, head]]
-            return [merged_row(self.reference, self.comparisons, *place) for place in _spread(with_tokens, most)]
+            return [self._once(place) for place in _spread(with_tokens, most)]
         case: AttentionCase = self.case
         most_keys = max(case.row_lens) if of_any_length else _MOST_NUMBERS // (case.head_size + case.value_size)
         with_keys = [(row, head) for row, head in places if 0 < case.row_lens[row] <= most_keys]
-        return [self.of(case, place) for place in _spread(with_keys, most)]
+        return [self._once(place) for place in _spread(with_keys, most)]
+
+    def _once(self, place: Place) -> AveragedRow:
+        """The row there, which keeps what is made of it as long as this, if that is little."""
+        if place in self._kept:
+            return self._kept[place]
+        is_merged = isinstance(self.case, MergeStatesCase)
+        made = merged_row(self.reference, self.comparisons, *place) if is_merged else self.of(self.case, place)
+        if (
+            isinstance(made, AttentionRow)
+            and made.num_tokens * (made.case.head_size + made.case.value_size) > _MOST_KEPT
+        ):
+            return made
+        return self._kept.setdefault(place, made)
 
 
 def _runs_near(case: Case, poison: Fill, nearby: Nearby) -> list[_Rows]:
@@ -534,9 +550,11 @@ class Survivors:
             told = {other.words for other in said.values() if other.mistake == one.mistake}
             words = one.words if len(told) == 1 else IN_GENERAL.get(one.mistake, "")  # one may be a chance
             said.setdefault((one.mistake, _ANYHOW), msgspec.structs.replace(one, way=_ANYHOW, words=words))
+        asked = set(map(_key, self.causes))
         for made in replayed:
             for i, way in enumerate(made.ways):
-                said.setdefault((made.cause, way), made.as_cause(i))
+                if (key := (made.cause, way)) in asked and key not in said:
+                    said[key] = made.as_cause(i)
         self.causes = tuple(
             said.get(_key(one)) or (one if one.rounding else in_a_similar_case(one)) for one in self.causes
         )
@@ -673,11 +691,11 @@ def _rounded(
 
 
 def _replays(row: AveragedRow, mistakes: Collection[str] | None = None) -> Iterator[Family]:
-    """What a row would be with each of these mistakes, and with those that are made with them."""
+    """What a row would be with each of these mistakes."""
     for one in MAKERS if isinstance(row, AttentionRow) else OF_MERGES:
         if mistakes is None or not one.mistakes.isdisjoint(mistakes):
             run_is_over()  # that it takes a while is not the kernel's doing
-            yield from one.made(row)
+            yield from (made for made in one.made(row) if mistakes is None or made.cause in mistakes)
 
 
 def _matched(row: AveragedRow, replayed: Iterable[Family]) -> dict[Key, Match]:

@@ -9,6 +9,7 @@ read, and how. Of partial states: in which base they are merged, and whose log-s
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -134,13 +135,29 @@ def not_rescaled(row: AttentionRow) -> Iterator[Family]:
     if row.case.variant.has_weighty_sinks:
         return
     tiles = sorted(tiles_of(row))
-    so_far = {tile: maxima_so_far(row.log_weights, tile) for tile in tiles}
+    whole = row.num_tokens  # to which a longer tile is the same
+    rescaled = functools.cache(lambda tile: _rescaled_with_the_rest(row, tile))
+    stale = functools.cache(lambda tile: _stale_maxima(row, tile))
     for made in (
-        (one for tile in tiles for one in _rescaled_with_the_rest(row, tile, so_far[tile])),
-        (one for tile in (*tiles, *_SHORT_TILES) for one in _stale_maxima(row, tile)),
+        (
+            Predicted(rescaled(min(tile, whole)), None, f"V, with the rest, {unit}", _WITH_THE_REST)
+            for tile in tiles
+            for unit in _units(row, tile)
+        ),
+        (
+            Predicted(
+                *given,
+                f"maximum of every {which} one, {unit}",
+                f"the running maximum is not kept after every {which} tile of {tile} keys",
+            )
+            for tile in (*tiles, *_SHORT_TILES)
+            for which, given in stale(min(tile, whole))
+            for unit in _units(row, tile)
+        ),
     ):
         yield from family("not_rescaled", made)
-    every = {t: _steps(so_far[t].diff(prepend=so_far[t][:1]), t) for t in tiles if t < row.num_tokens}
+    so_far = {tile: maxima_so_far(row.log_weights, tile) for tile in tiles if tile < whole}
+    every = {tile: _steps(tops.diff(prepend=tops[:1]), tile) for tile, tops in so_far.items()}
     for which in ("", ", from the third on", _NOT_AT_ALL_STEPS):
         for tile, steps in every.items():
             if which in steps:
@@ -152,19 +169,22 @@ def _units(row: AttentionRow, tile: int) -> list[str]:
     return [f"tile of {tile}", *(["a page"] if tile == row.case.page_size else [])]
 
 
-def _rescaled_with_the_rest(row: AttentionRow, tile: int, so_far: Scores) -> Iterator[Predicted]:
+_WITH_THE_REST = "what a tile adds to the sum of weights x V is multiplied by exp(old - new maximum), too"
+
+
+def _rescaled_with_the_rest(row: AttentionRow, tile: int) -> Float64[Tensor, " v_head_size"]:
     """What each tile adds, the first one's by exp(-inf) = 0, is multiplied by what only the sum so far has to be."""
+    so_far = maxima_so_far(row.log_weights, tile)
     before = torch.cat((so_far.new_full((min(tile, len(so_far)),), -torch.inf), so_far[:-tile]))
     factors = torch.where(so_far.isneginf(), 0.0, (before - so_far).exp())
-    words = "what a tile adds to the sum of weights x V is multiplied by exp(old - new maximum), too"
-    out = (row.shares * factors) @ row.v
-    yield from (Predicted(out, None, f"V, with the rest, {unit}", words) for unit in _units(row, tile))
+    return (row.shares * factors) @ row.v
 
 
-def _stale_maxima(row: AttentionRow, tile: int) -> Iterator[Predicted]:
+def _stale_maxima(row: AttentionRow, tile: int) -> list[tuple[str, tuple[Tensor, float]]]:
     """The sums are relative to the maximum of the tile at hand and those before, which only each second tile stores."""
     scores = row.log_weights
-    tops = torch.stack([part.amax() for part in torch.split(scores, tile)])
+    tops = torch.nn.functional.pad(scores, (0, -len(scores) % tile), value=-torch.inf).reshape(-1, tile).amax(1)
+    found = []
     for first, which in ((0, "second"), (1, "other, from the first on,")):
         is_stored = torch.arange(len(tops), device="cpu") % 2 == first
         stored = tops.where(is_stored, -torch.inf).cummax(0).values
@@ -172,9 +192,8 @@ def _stale_maxima(row: AttentionRow, tile: int) -> Iterator[Predicted]:
         largest = torch.maximum(before, tops)
         rescaled = (before - largest).where(~largest.isneginf(), 0.0).flip(0).cumsum(0).flip(0)  # from each tile on
         later = torch.cat((rescaled[1:], rescaled.new_zeros(1))) + largest[-1] - largest.clamp(min=_LOWEST)
-        given = row.averaged(scores + later.repeat_interleave(tile)[: len(scores)])
-        words = f"the running maximum is not kept after every {which} tile of {tile} keys"
-        yield from (Predicted(*given, f"maximum of every {which} one, {unit}", words) for unit in _units(row, tile))
+        found.append((which, row.averaged(scores + later.repeat_interleave(tile)[: len(scores)])))
+    return found
 
 
 _Steps = list[tuple[str, Scores]]

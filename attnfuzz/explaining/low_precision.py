@@ -7,6 +7,7 @@ of scores from which no maximum is subtracted, or not the largest.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -304,9 +305,13 @@ def _sum_of_rounded_weights(row: AttentionRow, name: str, rounded: Round) -> Ite
 def _rounded_in_tiles(row: AttentionRow, rounded: Round) -> Iterator[Tensor]:
     """Weights beside the row's maximum, rounded beside that of their tile and those before, for each usual tile."""
     scores = row.log_weights
-    for tile in (*tiles_of(row), row.num_tokens):
+
+    def beside_tops(tile: int) -> Tensor:
         tops = maxima_so_far(scores, tile)
-        yield rounded((scores - tops).exp()) * (tops - row.top).exp()
+        return rounded((scores - tops).exp()) * (tops - row.top).exp()
+
+    made = functools.cache(beside_tops)
+    yield from (made(min(tile, row.num_tokens)) for tile in (*tiles_of(row), row.num_tokens))
 
 
 def tiles_of(row: AttentionRow) -> tuple[int, ...]:
@@ -316,9 +321,13 @@ def tiles_of(row: AttentionRow) -> tuple[int, ...]:
 
 def maxima_so_far(scores: Float64[Tensor, "*ways n"], tile: int) -> Float64[Tensor, "*ways n"]:
     """The largest score up to the end of the tile of each; finite, whatever lies there."""
-    number = scores.shape[-1]
-    ends = torch.arange(number, device="cpu").div(tile, rounding_mode="floor").add(1).mul(tile).clamp(max=number)
-    return scores.cummax(-1).values[..., ends - 1].clamp(min=torch.finfo(torch.float64).min)
+    return scores.cummax(-1).values[..., _ends(scores.shape[-1], tile)].clamp(min=torch.finfo(torch.float64).min)
+
+
+@functools.lru_cache(maxsize=64)  # each row asks for those of a few tiles some hundred times
+def _ends(number: int, tile: int) -> Int64[Tensor, " number"]:
+    """The last token of the tile of each."""
+    return torch.arange(number, device="cpu").div(tile, rounding_mode="floor").add(1).mul(tile).clamp(max=number) - 1
 
 
 def _sums_rounded(
@@ -329,8 +338,14 @@ def _sums_rounded(
 
     tiles = [tile for tile in tiles_of(row) if -(-row.num_tokens // tile) <= _MOST_STEPS] or [row.num_tokens]
     orders = (False,) if in_passing else (False, True)
-    made = [_in_tiles(row, tile, rounded, rounded, at_once=at_once)[:number] for tile in tiles for at_once in orders]
-    ways = [way for of_tiles in zip(*made, strict=True) for way in of_tiles]
+    of_tiles = functools.cache(functools.partial(_in_tiles, row, rounded=rounded, of_weights=rounded))
+    single = row.num_tokens  # in one tile there is one order
+    made = [
+        of_tiles(tile=min(tile, single), at_once=at_once and tile < single)[:number]
+        for tile in tiles
+        for at_once in orders
+    ]
+    ways = [way for of_orders in zip(*made, strict=True) for way in of_orders]
     exact = [one for one in _in_tiles(row, row.num_tokens, torch.clone, rounded)[:number] for _ in made]
     for which, words, of_sum, of_v in (
         ("row sum", f"the sum of the softmax weights is kept in {name}", True, False),
@@ -348,7 +363,8 @@ def _tiles_rounded(row: AttentionRow, name: str, rounded: Round, *, of_weights: 
     """Weights x V of each tile by themselves: in a product that returns 16 bits, or summed in these by eights."""
     exact = _in_tiles(row, row.num_tokens, torch.clone, rounded)[0]
     tiles = [tile for tile in tiles_of(row)[1:] if -(-row.num_tokens // tile) <= _MOST_STEPS] or [row.num_tokens]
-    every = (_in_tiles(row, tile, torch.clone, rounded, of_tile=rounded)[: 1 + of_weights] for tile in tiles)
+    of_one = functools.cache(lambda tile: _in_tiles(row, tile, torch.clone, rounded, of_tile=rounded)[: 1 + of_weights])
+    every = (of_one(min(tile, row.num_tokens)) for tile in tiles)
     outs = [way[:-1] / exact[-1] for of_tile in every for way in of_tile]
     by_tile = f"weights x V are rounded to {name}, summed over each tile"
     by_eights = f"weights x V are multiplied and summed in {name}, eight keys at a time"
@@ -462,9 +478,10 @@ def _converted(row: AttentionRow) -> Iterator[Rounding]:
     for name in _SHORTER:
         dtype = getattr(torch, name)
         with_q = (("q", "K", "V"),) if name != row.case.dtype else ()  # of which it is
+        every = {"q": row.q, "K": row.k, "V": row.v}
+        converted = {part: one.float().to(dtype).double() for part, one in every.items()}
         for parts in (("K",), ("V",), ("K", "V"), *with_q):
-            every = (("q", row.q), ("K", row.k), ("V", row.v))
-            q, k, v = (one.float().to(dtype).double() if part in parts else one for part, one in every)
+            q, k, v = (converted[part] if part in parts else one for part, one in every.items())
             words = f"{joined(parts)} {'are' if parts[1:] else 'is'} converted to {name} on the way"
             numerics = {"dequantised": "input"} if name == row.case.dtype and parts == ("K", "V") else {}
             ways = [row.given(row.case.scale * (k @ q), v)]

@@ -93,11 +93,8 @@ class Replay:
 
     def beside(self, row: AveragedRow) -> Beside:
         """These results beside what came out."""
-        if row.got_lse is None:
-            return Beside(row.got, row.expected, row.bound, self.out)
-        lse = torch.tensor([[row.got_lse], [row.lse], [row.lse_bound]], dtype=torch.float64, device="cpu")
-        got, expected, bound = (torch.cat(pair) for pair in zip((row.got, row.expected, row.bound), lse, strict=True))
-        return Beside(got, expected, bound, torch.cat((self.out, self.lse_of(row)[:, None]), 1))
+        replayed = self.out if row.got_lse is None else torch.cat((self.out, self.lse_of(row)[:, None]), 1)
+        return Beside(*row.results, replayed)
 
     def left_open(self, row: AveragedRow) -> Float64[Tensor, " results"]:
         """The largest part of the row's error, in bounds, that each result leaves open."""
@@ -184,14 +181,17 @@ def matches(row: AveragedRow, families: Iterable[Family]) -> Iterator[Match]:
 
     Where the LSE is right, it may have been computed apart from the output: then a mistake in the output alone will do.
     """
+    given = _Given(row)
+    lse_is_right = row.got_lse is not None and abs(row.got_lse - row.lse) <= row.lse_bound
     for one in families:
-        both = predicts(row, one)
+        both = given.by(one)
         if bool(both.any()):
             left = one.left_open(row)
             yield from (Match(one.as_cause(i), float(left[i])) for i in both.nonzero()[:, 0].tolist())
-        if row.got_lse is not None and one.lse is not None and abs(row.got_lse - row.lse) <= row.lse_bound:
-            alone = _in_output_alone(one)
-            if bool((is_given := predicts(row, alone) & ~both).any()):
+        if lse_is_right and one.lse is not None:
+            is_given = given.by(Replay(one.cause, one.out, None)) & ~both
+            if bool(is_given.any()):
+                alone = _in_output_alone(one)
                 left = alone.left_open(row)
                 yield from (Match(alone.as_cause(i), float(left[i])) for i in is_given.nonzero()[:, 0].tolist())
 
@@ -209,32 +209,39 @@ def silent(row: AveragedRow, families: Iterable[Family]) -> set[Key]:
     return {(one.cause, one.ways[i]) for one, says_nothing in ends for i in says_nothing.nonzero()[:, 0].tolist()}
 
 
-def predicts(row: AveragedRow, replay: Replay) -> Bool[Tensor, " results"]:
-    """Whether each result gives what came out, and explains what is wrong with that."""
-    beside = replay.beside(row)
-    roundoff = torch.finfo(row.dtype).eps + _OF_SCORES * float(row.scores.abs().amax().nan_to_num(0.0, posinf=0.0))
-    # Numbers of either sign that cancel round as their terms do, for which the largest result stands.
-    largest = beside.replayed[:, : len(row.got)].abs().amax(-1, keepdim=True).nan_to_num(0.0, posinf=0.0)
-    tolerance = _BOUNDS * beside.bound + roundoff * (largest + beside.expected.abs().nan_to_num(0.0, posinf=0.0))
-    if row.got_lse is not None:
-        of_lse = beside.replayed[:, -1].abs().nan_to_num(0.0, posinf=0.0).clamp(min=abs(row.lse))
-        tolerance[:, -1] = _BOUNDS * row.lse_bound + 1e-6 * (1 + of_lse)
-    same = (beside.replayed == beside.got) | (beside.replayed.isnan() & beside.got.isnan())
-    missed = torch.where(same, 0.0, beside.missed)
-    bound = beside.bound.clamp(min=_TINY)
-    error = torch.where(beside.got == beside.expected, 0.0, beside.error / bound)  # also of two infinities
-    error = error.nan_to_num(torch.inf).max()
-    found: Tensor = (missed <= tolerance).all(-1) & ((missed / bound).amax(-1) <= _UNEXPLAINED * error)
-    return found & ~_leaves_a_wrong_result(row, beside)
+class _Given:
+    """Tells which results give what came out of a ``row``, and explain what is wrong with that."""
 
+    def __init__(self, row: AveragedRow) -> None:
+        self._row = row
+        got, expected, bound = row.results
+        size = len(row.got)
+        largest_score = float(row.scores.abs().amax().nan_to_num(0.0, posinf=0.0))
+        self._roundoff = torch.finfo(row.dtype).eps + _OF_SCORES * largest_score
+        self._expected = expected.abs().nan_to_num(0.0, posinf=0.0)
+        self._bounds = _BOUNDS * bound
+        self._least_bound = bound.clamp(min=_TINY)
+        error = torch.where(got == expected, 0.0, (got - expected).abs() / self._least_bound)  # also of two infinities
+        self._most_left = _UNEXPLAINED * error.nan_to_num(torch.inf).max()
+        is_wrong = (got - expected).abs() > bound
+        self._wrong_parts = [part for part in (slice(size), slice(size, None)) if bool(is_wrong[part].any())]
 
-def _leaves_a_wrong_result(row: AveragedRow, beside: Beside) -> Bool[Tensor, " results"]:
-    """Whether a result has all of the output as it should be, or the log-sum-exp, which is beyond its bound."""
-    size = len(row.got)
-    changes = ~((beside.replayed - beside.expected).abs() <= _UNCHANGED * beside.bound)
-    parts = [
-        (changes[:, part].any(-1), bool((beside.error > beside.bound)[part].any()))
-        for part in (slice(size), slice(size, None))
-    ]
-    found = [~is_changed & is_wrong for is_changed, is_wrong in parts]
-    return found[0] | found[1]
+    def by(self, replay: Replay) -> Bool[Tensor, " results"]:
+        """Whether each of these does; most do not, which the first comparison tells."""
+        row, beside = self._row, replay.beside(self._row)
+        # Numbers of either sign that cancel round as their terms do, for which the largest result stands.
+        largest = replay.out.abs().amax(-1, keepdim=True).nan_to_num(0.0, posinf=0.0)
+        tolerance = self._bounds + self._roundoff * (largest + self._expected)
+        if row.got_lse is not None:
+            of_lse = beside.replayed[:, -1].abs().nan_to_num(0.0, posinf=0.0).clamp(min=abs(row.lse))
+            tolerance[:, -1] = _BOUNDS * row.lse_bound + 1e-6 * (1 + of_lse)
+        same = (beside.replayed == beside.got) | (beside.replayed.isnan() & beside.got.isnan())
+        missed = torch.where(same, 0.0, (beside.replayed - beside.got).abs().nan_to_num(torch.inf))
+        found = (missed <= tolerance).all(-1)
+        if not bool(found.any()):
+            return found
+        found &= (missed / self._least_bound).amax(-1) <= self._most_left
+        unchanged = (beside.replayed - beside.expected).abs() <= _UNCHANGED * beside.bound
+        for part in self._wrong_parts:  # which a mistake changes that is to explain it
+            found &= ~unchanged[:, part].all(-1)
+        return found

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float64
 from torch import Tensor
 
 from attnfuzz.explaining.low_precision import OF_EMPTY_ROWS, Group, Rounding, designs, groups, roundings
@@ -96,10 +97,10 @@ class _Seen:
         asked: Collection[Group] | None = None,
     ) -> None:
         run_is_over()  # that it takes a while is not the kernel's doing
-        units = [_Units(row) for row in rows]
-        lses = (torch.tensor([row.lse], dtype=torch.float64, device="cpu") for row in rows)
-        plain = (unit.missed(unit.row.expected[None], lse)[0] for unit, lse in zip(units, lses, strict=True))
-        self.wrong = _sum(_Squares(*of_row.tolist()) for of_row in plain)
+        units = _Units(rows)
+        lses = torch.tensor([[row.lse] for row in rows], dtype=torch.float64, device="cpu")
+        missed, _ = units.squares(torch.stack([row.expected[None] for row in rows]), lses)
+        self.wrong = _Squares(*missed[0].tolist())
         self.roundings: dict[str, Rounding] = {}
         self.replayed: dict[str, _Replayed] = {}
         self.groups: dict[str, Group] = {}
@@ -114,7 +115,7 @@ class _Seen:
                     if len({len(one.out) for one in of_rows}) == 1:
                         self._note(group, of_rows, units)
 
-    def _note(self, group: Group, of_rows: Sequence[Rounding], units: Sequence[_Units]) -> None:
+    def _note(self, group: Group, of_rows: Sequence[Rounding], units: _Units) -> None:
         first, best = of_rows[0], self._best(of_rows, units)
         before = self.replayed.setdefault(first.name, best)
         self.roundings.setdefault(first.name, first)
@@ -122,10 +123,9 @@ class _Seen:
         if _penalty(best.left, self.wrong) < _penalty(before.left, self.wrong):
             self.replayed[first.name] = best
 
-    def _best(self, of_rows: Sequence[Rounding], units: Sequence[_Units]) -> _Replayed:
-        pairs = [(one.out, one.lse_of(unit.row), unit) for one, unit in zip(of_rows, units, strict=True)]
-        left = torch.stack([unit.missed(out, lse) for out, lse, unit in pairs]).sum(0)
-        own = torch.stack([unit.off(out, lse) for out, lse, unit in pairs]).sum(0)
+    def _best(self, of_rows: Sequence[Rounding], units: _Units) -> _Replayed:
+        lses = [one.lse_of(row) for one, row in zip(of_rows, units.rows, strict=True)]
+        left, own = units.squares(torch.stack([one.out for one in of_rows]), torch.stack(lses))
         best = min(left.tolist(), key=lambda way: _penalty(_Squares(*way), self.wrong))
         return _Replayed(_Squares(*best), *(_Squares(*ends.tolist()) for ends in (own.amin(0), own.amax(0))))
 
@@ -144,32 +144,33 @@ class _Seen:
 
 
 class _Units:
-    """How much the right numbers of a ``row`` may be off as they are stored, and by float32 on the way."""
+    """How much the right numbers of ``rows`` may be off as they are stored, and by float32 on the way."""
 
-    def __init__(self, row: AttentionRow) -> None:
-        self.row = row
-        of_type = torch.finfo(row.dtype)
-        shares = row.log_weights.softmax(0)
-        self._out = of_type.eps / 2 * row.expected.abs() + _OF_FLOAT32 * (shares @ row.v.abs()) + of_type.tiny
-        products = abs(row.case.scale) * float((row.k.abs() @ row.q.abs()).max())
-        self._lse = _OF_FLOAT32 * (1 + abs(row.lse) + products)
+    def __init__(self, rows: Sequence[AttentionRow]) -> None:
+        self.rows = rows
+        self._dtype = rows[0].dtype
+        of_type = torch.finfo(self._dtype)
+        expected, got = (torch.stack(each) for each in zip(*((row.expected, row.got) for row in rows), strict=True))
+        of_values = torch.stack([row.log_weights.softmax(0) @ row.v.abs() for row in rows])
+        self._out = (of_type.eps / 2 * expected.abs() + _OF_FLOAT32 * of_values + of_type.tiny)[:, None]
+        self._beside = torch.stack((got, self._stored(expected)))[:, :, None]
+        products = [abs(row.case.scale) * float((row.k.abs() @ row.q.abs()).max()) for row in rows]
+        of_lse = [_OF_FLOAT32 * (1 + abs(row.lse) + size) for row, size in zip(rows, products, strict=True)]
+        self._lse = torch.tensor(of_lse, dtype=torch.float64, device="cpu")[:, None]
+        lses = [[row.got_lse for row in rows if row.got_lse is not None], [row.lse for row in rows]]
+        self._beside_lse = torch.tensor(lses, dtype=torch.float64, device="cpu")[:, :, None] if lses[0] else None
 
-    def missed(self, out: Tensor, lse: Tensor) -> Tensor:
-        """Squares of the errors that each of some results leaves open: of outputs, and of log-sum-exps."""
-        got_lse = self.row.got_lse
-        return self._squares(out, self.row.got, torch.zeros_like(lse) if got_lse is None else lse - got_lse)
+    def squares(self, out: Float64[Tensor, "rows ways v_head_size"], lse: Float64[Tensor, "rows ways"]) -> Tensor:
+        """Squares of the errors that each of some results leaves open, and of those of these results themselves.
 
-    def off(self, out: Tensor, lse: Tensor) -> Tensor:
-        """Of those results themselves."""
-        of_lse = torch.zeros_like(lse) if self.row.got_lse is None else lse - self.row.lse
-        return self._squares(out, self._stored(self.row.expected), of_lse)
-
-    def _squares(self, out: Tensor, beside: Tensor, of_lse: Tensor) -> Tensor:
-        of_out = ((self._stored(out) - beside) / self._out).square().sum(1)
-        return torch.stack((of_out, (of_lse / self._lse).square()), 1).nan_to_num(torch.inf)
+        Of outputs, and of log-sum-exps: sums over the rows.
+        """
+        of_out = ((self._stored(out) - self._beside) / self._out).square().sum(-1)
+        of_lse = torch.zeros_like(of_out) if self._beside_lse is None else lse - self._beside_lse
+        return torch.stack((of_out, (of_lse / self._lse).square()), -1).nan_to_num(torch.inf).sum(1)
 
     def _stored(self, out: Tensor) -> Tensor:
-        return out.to(self.row.dtype).double()
+        return out.to(self._dtype).double()
 
 
 class Precision:

@@ -109,8 +109,7 @@ class WrongRows:
 
     def refuted(self, causes: Iterable[Cause]) -> set[Key]:
         """Those of ``causes`` that would make a right row wrong."""
-        refuted = self._refuted(self.others)
-        return {(one.mistake, one.way) for one in causes if one.way in refuted}
+        return {(one.mistake, one.way) for one in causes if one.way in self._refuted}
 
     def _left_by(self, name: str) -> float:
         replayed = next(one for one in self._replayed if one[0].name == name)
@@ -144,13 +143,16 @@ class WrongRows:
     @cached_property
     def _of_any_numbers(self) -> list[Rounding]:
         """However few there are."""
-        return [one for one in self._fitting(_is_exact) if one.name not in self._refuted(self.others)]
+        found = self._fitting(_is_exact)
+        refuted = self._refuted if found else ()
+        return [one for one in found if one.name not in refuted]
 
-    def _refuted(self, others: Sequence[AttentionRow]) -> set[str]:
-        """Roundings that would make one of these rows wrong that is right, or infinite or NaN that is a number."""
+    @cached_property
+    def _refuted(self) -> set[str]:
+        """Roundings that would make one of the others wrong that is right, or infinite or NaN that is a number."""
         return {
             rounding.name
-            for row in others
+            for row in self.others
             for rounding in self._replay(row)
             if not rounding.is_finite_at_all or (row.is_right and not bool((rounding.left_open(row) <= REFUTED).any()))
         }

@@ -135,6 +135,16 @@ class AveragedRow:
     bound: Float64[Tensor, " v_head_size"]
     lse_bound: float
 
+    @cached_property
+    def results(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Output and, behind it, the LSE if there is one: what came out, what should have, and its bound."""
+        of_out = self.got, self.expected, self.bound
+        if self.got_lse is None:
+            return of_out
+        of_lse = torch.tensor([[self.got_lse], [self.lse], [self.lse_bound]], dtype=torch.float64, device="cpu")
+        got, expected, bound = (torch.cat(pair) for pair in zip(of_out, of_lse, strict=True))
+        return got, expected, bound
+
     def nearly_got(self, out: Float64[Tensor, " v_head_size"]) -> bool:
         """Whether that came out, but for some error bounds."""
         return bool(((out - self.got).abs() <= _SOME_BOUNDS * self.bound).all())

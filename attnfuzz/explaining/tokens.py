@@ -192,8 +192,11 @@ def miscounted(row: AttentionRow) -> Iterator[Family]:
     def about(i: int) -> tuple[tuple[int, int], ...]:
         return tuple((row.seq, position) for position in named[i][1][:MOST_PLACES])
 
-    without, twice, as_before = 1 - inside, 1 + inside, torch.ones_like(inside)
-    for mistake, one, several, times, of_values in (
+    without, twice, as_before = (
+        ((weights := times * row.weights).sum(-1) + sink, weights @ row.v)
+        for times in (1 - inside, 1 + inside, torch.ones_like(inside))
+    )
+    for mistake, one, several, (total, _), (_, of_values) in (
         ("tokens_dropped", "is dropped", "are dropped", without, without),
         ("tokens_counted_twice", "is counted twice", "are counted twice", twice, twice),
         (
@@ -211,14 +214,13 @@ def miscounted(row: AttentionRow) -> Iterator[Family]:
             as_before,
         ),
     ):
-        total = (times * row.weights).sum(-1) + sink
-        out = ((of_values * row.weights) @ row.v) / total[:, None]
+        out = of_values / total[:, None]
 
         def words(i: int, one: str = one, several: str = several) -> str:
             chosen = named[i][1]
             return f"{row.tokens(chosen)} of sequence {row.seq} {one if len(chosen) == 1 else several}"
 
-        lse = None if times is as_before else (row.top + total.log())[of_set]
+        lse = None if mistake == "values_dropped" else (row.top + total.log())[of_set]
         yield Family(mistake, out[of_set], lse, ways, words, about, lambda i: ways[i] if ways[i] in rules else "")
 
 

@@ -87,7 +87,7 @@ def row_weights(
     A key that the query does not see has weight 0; with a sink the weights sum to less than 1.
     """
     scores, sink = _scores(case, row, head, dots)
-    terms = torch.cat((scores, sink))
+    terms = torch.cat((scores, sink)) if len(sink) else scores
     return terms.softmax(0)[: len(dots)], terms.logsumexp(0)
 
 
@@ -96,7 +96,7 @@ def row_log_weights(
 ) -> tuple[Float64[Tensor, " length"], Float64[Tensor, ""]]:
     """Logarithms of the weights before they are divided by their sum, and the logarithm of that: see `row_weights`."""
     scores, sink = _scores(case, row, head, dots)
-    return scores, torch.cat((scores, sink)).logsumexp(0)
+    return scores, (torch.cat((scores, sink)) if len(sink) else scores).logsumexp(0)
 
 
 def _scores(
@@ -106,15 +106,16 @@ def _scores(
     variant, length = case.variant, len(dots)
     numbers = variant.per_head_numbers(case.num_q_heads, case.values.seed)
     scores = dots if variant.soft_cap is None else variant.soft_cap * torch.tanh(dots / variant.soft_cap)
-    distance = torch.arange(1 - length, 1, dtype=torch.float64, device=dots.device)
-    if "alibi_slopes" in numbers:
-        scores = scores + numbers["alibi_slopes"][head] * distance
-    if variant.window is not None:
-        scores = scores.masked_fill(distance <= -variant.window, float("-inf"))
+    if "alibi_slopes" in numbers or variant.window is not None:
+        distance = torch.arange(1 - length, 1, dtype=torch.float64, device=dots.device)
+        if "alibi_slopes" in numbers:
+            scores = scores + numbers["alibi_slopes"][head] * distance
+        if variant.window is not None:
+            scores = scores.masked_fill(distance <= -variant.window, float("-inf"))
     if (seen := case.seen(row)) is not None:
         is_seen = torch.tensor(list(seen[:length].ljust(length, b"\1")), dtype=torch.bool, device=scores.device)
         scores = scores.masked_fill(~is_seen, float("-inf"))
-    return scores, scores.new_tensor(numbers["sinks"][head : head + 1] if "sinks" in numbers else ())
+    return scores, scores.new_tensor(numbers["sinks"][head : head + 1]) if "sinks" in numbers else scores[:0]
 
 
 def merge_all(
