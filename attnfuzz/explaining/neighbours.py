@@ -274,7 +274,7 @@ def rounding_cases(case: AttentionCase) -> Iterator[AttentionCase]:
     recipes: tuple[tuple[int, Values], ...] = (
         (1, plain),
         (_WHOLE_TILES, _with_exponent(plain, -math.log2(of_signs), keys="equal", values="fine")),
-        (_ONE_TILE, msgspec.structs.replace(fine, logit_exponent=min(plain.logit_exponent + 1, MAX_LOGIT_EXPONENT))),
+        (_ONE_TILE, msgspec.structs.replace(plain, logit_exponent=min(plain.logit_exponent + 1, MAX_LOGIT_EXPONENT))),
         (_WHOLE_TILES, _with_exponent(plain, math.log2(_FALL / (4 * of_signs)), keys="falling", values="fine")),
         (3 * _ONE_TILE, msgspec.structs.replace(plain, values="positions")),
         (_MOST_KEYS, fine),
