@@ -176,7 +176,7 @@ def _make_its_own(config: pytest.Config, connection: Connection, folder: Path) -
     capture.start_global_capturing()
     capture.suspend_global_capture()
     folder.mkdir(mode=0o700)
-    config._tmp_path_factory._basetemp = folder  # type: ignore[attr-defined]
+    config._tmp_path_factory._basetemp = folder  # type: ignore[attr-defined]  # as above
 
 
 def _given(connection: Connection) -> Iterator[int]:
