@@ -16,6 +16,7 @@ import torch
 import attnfuzz
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.outcomes import DeviceLost, ExecutorUnavailable
+from attnfuzz.isolation.serve import ExitAfterReply
 from attnfuzz.isolation.zygote_client import Zygote
 from attnfuzz.judging import loaded_kernels
 from attnfuzz.judging.messages import (
@@ -47,6 +48,27 @@ LEAKING_CASE = DenseDecodeCase(num_q_heads=2, num_kv_heads=1, head_size=16, seq_
 def request(name: str) -> bytes:
     case = msgspec.Raw(encode_case(CASE))
     return msgspec.json.encode(JudgeRequest(f"{KERNELS}:{name}", [case], DEFAULT_ORACLES, "bound"))
+
+
+def test_gpu_lost_after_the_call_is_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that overwrites the code of what runs next would be an internal error, or blamed on who comes next."""
+
+    def lost(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("CUDA error: an illegal instruction was encountered")
+
+    service = JudgingService()
+    monkeypatch.setattr("attnfuzz.judging.service.judge", lost)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lost)
+    with pytest.raises(ExitAfterReply) as stop:
+        service.handle("judge", request("correct"))
+    reply = msgspec.json.decode(stop.value.body, type=JudgeReply)
+    verdict = from_wire(reply.verdicts[0])
+    assert verdict.failure is not None
+    assert (verdict.failure.oracle, verdict.failure.kind) == ("crash", "cuda:illegal instruction")
+    with pytest.raises(ExitAfterReply) as stop:
+        service.handle("judge", request("correct"))
+    assert msgspec.json.decode(stop.value.body, type=JudgeReply).lost == verdict.failure.message
 
 
 def test_environment_problem_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
