@@ -265,6 +265,18 @@ def test_what_was_not_searched_is_told() -> None:
     assert "3 cases: no <inline> assembly" in shown.text
 
 
+def test_a_page_is_not_green_where_the_command_is_not() -> None:
+    """ "Nothing found" in green would be believed of a kernel that was judged on two cases."""
+    result = a_result()
+    for kernel in result.statistics.kernels.values():
+        kernel.cases = 100
+    assert "good" in html_page(result).partition("Nothing found</h1>")[0].rpartition("<h1")[2]
+    result.statistics.kernels[DENSE.target].cases = 2
+    shown = html_page(result)
+    assert "only 2 cases were judged of dense" in Page(shown).text
+    assert "good" not in shown.partition("Nothing found; not all was judged</h1>")[0].rpartition("<h1")[2]
+
+
 def test_scripts_are_inline_or_told_why_not() -> None:
     """Whoever has only the page could not run anything; and a script is somebody's source, no part of the page."""
     made = Script(text="print('</pre><script>alert(3)</script>')\n")

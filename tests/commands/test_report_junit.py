@@ -104,7 +104,7 @@ def parsed(result: CampaignResult) -> ElementTree.Element:
 def test_crashes_are_errors_and_mismatches_failures(oracle: OracleName, tag: str) -> None:
     """CI systems tell a test that failed from one that did not get to its end."""
     root = parsed(a_result(a_finding(oracle)))
-    (report,) = root.iter(tag)
+    (report,) = root[0].iter(tag)
     assert report.get("type") == f"{oracle}/kind"
     assert report.get("message") == "wrong"
     other = "error" if tag == "failure" else "failure"
@@ -137,9 +137,23 @@ def test_every_kernel_has_a_suite_and_a_test_case() -> None:
         "crash/kind",
     ]
     assert (mine.get("tests"), mine.get("failures"), mine.get("errors"), mine.get("skipped")) == ("3", "1", "1", "0")
-    assert (other.get("tests"), other.get("skipped")) == ("1", "1")
+    assert (other.get("tests"), other.get("errors")) == ("1", "1")
     properties = {one.get("name"): one.get("value") for one in mine.iter("property")}
     assert (properties["cases"], properties["device"], properties["max_error_ratio"]) == ("10", "a processor", "0.5")
+
+
+def test_a_kernel_that_too_little_is_known_of_is_an_error() -> None:
+    """A dashboard would be green where the command ends with 2: judged on two cases, failed once, left out by all."""
+    doubtful = a_result(unconfirmed=(a_finding("hang"),))
+    doubtful.statistics.kernels[OTHER.target].cases = 2
+    mine, other = parsed(doubtful)
+    (doubt,), (few,) = mine.iter("error"), other.iter("error")
+    assert (doubt.get("message") or "").startswith("not confirmed: my kernels.py:k hang/kind")
+    assert (few.get("message") or "").startswith("only 2 cases were judged of other")
+    idle = a_result()
+    idle.statistics.oracles = ("page_relocation",)
+    (error,) = parsed(idle)[-1].iter("error")
+    assert "page_relocation applies to none of 10 cases" in (error.get("message") or "")
 
 
 def test_a_campaign_that_went_wrong_is_an_error() -> None:
@@ -161,7 +175,7 @@ def test_what_xml_cannot_hold_is_left_out() -> None:
     """A message with a colour code or a character that is none would make the whole report unreadable."""
     finding = a_finding("exception", "\x1b[31mred\x00 <b> & ]]> \ufffe")
     finding.failure = msgspec.structs.replace(finding.failure, kind="<&>")
-    (error,) = parsed(a_result(finding)).iter("error")
+    (error,) = parsed(a_result(finding))[0].iter("error")
     assert error.get("message") == r"\x1b[31mred\x00 <b> & ]]> ?"
     assert error.get("type") == "exception/<&>"
 
@@ -179,7 +193,7 @@ def test_what_a_declaration_ends_is_no_failure() -> None:
     """The build would be red where the command says that nothing was found."""
     result = a_result(a_finding("accuracy", remedy=Supports(strides="contiguous")))
     root = parsed(result)
-    assert not [*root.iter("failure"), *root.iter("error")]
+    assert not [*root[0].iter("failure"), *root[0].iter("error")]
     skipped = next(one for one in root.iter("skipped") if "wrong" in one.attrib["message"])
     assert skipped.attrib["message"].startswith("a question, if the kernel is only meant for contiguous")
     text = skipped.text or ""

@@ -84,6 +84,9 @@ def test_the_summary_has_exactly_the_documented_fields(tmp_path: Path) -> None:
         ],
         "compiling": 0.0,
         "unreached": ["other"],
+        "remarks": [
+            {"weight": "unjudged", "text": "1 kernel was never reached: other; raise --budget", "targets": ["other"]}
+        ],
     }
 
 
