@@ -13,7 +13,7 @@ from attnfuzz.campaign.declaration_inference import LeftOut
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.finding_book import FindingBook
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed
-from attnfuzz.campaign.result import Reporter
+from attnfuzz.campaign.result import FindingEvent, Reporter
 from attnfuzz.campaign.saved.saving import SaveFolder
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
@@ -32,13 +32,24 @@ def raw(seq_len: int, **fields: Any) -> msgspec.Raw:
     return msgspec.Raw(encode_case(case))
 
 
+class Events(Reporter):
+    """Keeps what is reported of findings."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[FindingEvent, Finding]] = []
+
+    def finding(self, event: FindingEvent, finding: Finding) -> None:
+        self.seen.append((event, finding))
+
+
 class Story:
     """A book, and workers that tell it things."""
 
     def __init__(self, folder: Path) -> None:
         saver = SaveFolder(folder, device="cpu", warn=lambda text: None)
         self.folder = folder
-        self.book = FindingBook({KERNEL.target: KERNEL}, started=time.monotonic(), folder=saver, reporter=Reporter())
+        self.events = Events()
+        self.book = FindingBook({KERNEL.target: KERNEL}, started=time.monotonic(), folder=saver, reporter=self.events)
 
     def found(self, name: str, seq_len: int, failure: Failure = WRONG, **fields: Any) -> None:
         self.book.found(Found(finding=name, kernel=KERNEL.target, case=raw(seq_len, **fields), failure=failure))
@@ -80,13 +91,11 @@ def test_nothing_is_saved_before_it_is_confirmed_and_the_unshrunk_case_then(stor
     assert story.book.findings[0].shrunk_s is None
 
 
-def test_what_was_seen_once_is_not_called_confirmed(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_seen_once_is_not_called_confirmed(story: Story) -> None:
     """The log would say "confirmed" of what the report says was seen once."""
-    events: list[str] = []
-    monkeypatch.setattr(Reporter, "finding", lambda self, event, finding: events.append(event))
     story.found("0-1", 50)
     (once,) = story.book.abandon(0)
-    assert events == ["found", "shrunk"]
+    assert [event for event, _ in story.events.seen] == ["found", "shrunk"]
     assert once.certainty() == "seen once; time ran out before it was confirmed"
     assert story.book.findings == [once]
 
@@ -343,6 +352,7 @@ def test_the_cases_of_what_is_merged_count_for_what_it_is_merged_with(story: Sto
     story.book.seen_again({tags[1]: 100, "000000": 5})
     (finding,) = story.book.findings
     assert finding.cases_seen == 112
+    assert [one.same_as for event, one in story.events.seen if event == "known"] == [finding.tag]
     assert {story.book.standing_for(tag) for tag in tags} == {finding.tag}
     assert story.book.standing_for("000000") == ""
     story.found("1-2", 9)
@@ -366,7 +376,7 @@ def test_a_duplicate_is_forgotten_with_its_file(story: Story) -> None:
     """What comes down to a known bug has been saved on the way, and must not stay."""
     story.found("0-1", 50)
     story.confirmed("0-1")
-    story.book.duplicate(Duplicate(finding="0-1", bugs=()))
+    assert story.book.duplicate(Duplicate(finding="0-1", bugs=())).same_as == ""
     assert story.book.findings == []
     assert story.files() == []
 

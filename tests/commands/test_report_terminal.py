@@ -280,12 +280,14 @@ def test_events_of_every_kind_are_shown() -> None:
     events: tuple[FindingEvent, ...] = ("found", "confirmed", "unconfirmed", "known", "shrunk")
     for event in events:
         reporter.finding(event, finding)
-    finding.shrunk_s = 2.0
+    finding.shrunk_s, finding.same_as = 2.0, "0a1b2c"
     reporter.finding("shrunk", finding)
+    reporter.finding("known", finding)
     reporter.finished()
+    assert output(console).splitlines()[-1].endswith(": the same bug as #0a1b2c")
     first_words = [re.split(" #| my ", line)[0].strip() for line in output(console).splitlines()[1:]]
     case = "dense_decode, float16, head_size 16, 1 query head on 1 KV head, seq_lens 1"
-    assert first_words == ["found", case, "confirmed", "once only", "known bug", "cut off", "shrunk"]
+    assert first_words == ["found", case, "confirmed", "once only", "known bug", "cut off", "shrunk", "known bug"]
     assert "searching 1 kernel on a processor for 1m00s with 2 workers, seed 7" in output(console)
 
 
