@@ -147,7 +147,7 @@ def test_what_cannot_be_tuned_is_one_sentence(tmp_path: Path) -> None:
     """A wrong name would end in a traceback."""
     run = tune(KERNELS, "--device", "cpu", cwd=tmp_path)
     assert run.returncode == 2
-    assert "names 11 kernels; name one" in run.stderr
+    assert "names 12 kernels; name one" in run.stderr
     run = tune(f"{KERNELS}:drops_the_last_key", "--device", "cpu", cwd=tmp_path)
     assert run.returncode == 2
     assert "only one configuration" in run.stderr

@@ -5,35 +5,27 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable
-from functools import partial
+from typing import Any
 
 import msgspec
 import torch
 
-from attnfuzz.bench.kernels.contender import (
-    AttentionTensors,
-    Contender,
-    MergeTensors,
-    NotMeasured,
-    as_not_measured,
-    draw_tensors,
-    measure,
-    prepare_kernel,
-    sets_for_cold_l2,
-)
+from attnfuzz.bench.kernels.contender import Contender, NotMeasured, Unsupported, as_not_measured, measure
 from attnfuzz.bench.kernels.shapes import (
     CopyReply,
     CopyRequest,
     MachineReply,
     MeasureReply,
     MeasureRequest,
-    Shape,
+    bytes_to_move,
 )
 from attnfuzz.bench.kernels.timing import (
+    MOST_SETS,
     CaptureFailed,
     CudaStopwatch,
     HostStopwatch,
     Stopwatch,
+    sets_beyond,
     time_copy,
 )
 from attnfuzz.declaration import Kernel, KernelLoadError, load_kernels
@@ -43,9 +35,6 @@ from attnfuzz.judging.messages import DeclarationsReply, DeclarationsRequest
 from attnfuzz.judging.tampering import Watch
 from attnfuzz.project import working_folder
 from attnfuzz.triton_compat.interpreter import set_up_interpreter
-
-_UNKNOWN_SPLITS = 2
-"""For the looser bound, of those who do not say whether they split a sequence."""
 
 
 class TimingService:
@@ -57,7 +46,7 @@ class TimingService:
         self._kernels: dict[str, Kernel] = {}
         self._is_spoiled = False
         self._watch = Watch()  # before any contender is imported
-        self._drawn: tuple[Shape, list[AttentionTensors | MergeTensors]] | None = None
+        self._drawn: tuple[object, list[Any]] | None = None
         self._methods: dict[str, Callable[[bytes], msgspec.Struct]] = {
             "copy": self._copy,
             "declarations": self._declarations,
@@ -132,18 +121,24 @@ class TimingService:
 
     def _measure(self, payload: bytes) -> MeasureReply:
         request = msgspec.json.decode(payload, type=MeasureRequest)
-        sets = sets_for_cold_l2(request.shape, self._l2_bytes) if "cold" in request.l2 else 1
-        if sets is None:
-            request = msgspec.structs.replace(request, l2=tuple(one for one in request.l2 if one != "cold"))
+        sets = sets_beyond(self._l2_bytes, bytes_to_move(request.shape)) if "cold" in request.l2 else 1
+        if sets > MOST_SETS:
+            sets, request = 1, msgspec.structs.replace(request, l2=tuple(one for one in request.l2 if one != "cold"))
             if not request.l2:
                 return MeasureReply(status="unsupported", note="too small to be read from memory at each call")
         try:
-            contender = self._contender(request)
+            kernel = self._kernels.get(request.contender) or self._load(request.contender)[0]
+            contender = Contender(kernel, request.shape, request.options)
             with as_not_measured():
-                drawn = self._sets(request.shape, sets or 1)
+                drawn = self._sets(contender, sets)
             reply = measure(contender, drawn, request, self._stopwatch, on_gpu=self._on_gpu)
+            if reply.status != "ok":
+                self._drawn = None  # which it may have changed
             return self._unless_replaced(reply)
+        except Unsupported as why:
+            return MeasureReply(status="unsupported", note=str(why))
         except Exception as error:  # noqa: BLE001 - whatever a kernel or a package raises is its result
+            self._drawn = None
             self._is_spoiled = isinstance(error, CaptureFailed) or not self._device_answers()
             if isinstance(error, NotMeasured) and not self._is_spoiled:  # else it met what a launch had done
                 return MeasureReply(status="unmeasured", note=f"attnfuzz could not prepare or check it: {error}"[:300])
@@ -165,20 +160,12 @@ class TimingService:
             return False
         return True
 
-    def _contender(self, request: MeasureRequest) -> Contender:
-        num_splits = request.options.get("num_splits", _UNKNOWN_SPLITS)
-        partials = num_splits if isinstance(num_splits, int) and num_splits >= 1 else _UNKNOWN_SPLITS
-        kernel = self._kernels.get(request.contender) or self._load(request.contender)[0]
-        declaration = kernel.declaration
-        prepare = partial(prepare_kernel, kernel, options=dict(request.options))
-        in_graph = declaration.supports.graph_replay or bool(declaration.versions)  # engines capture theirs
-        return Contender(prepare, declaration.numerics, partials, in_graph)
-
-    def _sets(self, shape: Shape, count: int) -> list[AttentionTensors | MergeTensors]:
-        """The tensors of the request before, if it was for the same shape."""
-        if self._drawn is None or self._drawn[0] != shape or len(self._drawn[1]) != count:
+    def _sets(self, contender: Contender, count: int) -> list[Any]:
+        """The inputs of the request before, if it was for the same kernel and shape."""
+        key = contender.declaration.target, contender.shape, contender.specs, count
+        if self._drawn is None or self._drawn[0] != key:
             self._drawn = None
             if self._on_gpu:
                 torch.cuda.empty_cache()
-            self._drawn = (shape, [draw_tensors(shape, self._device, seed) for seed in range(count)])
+            self._drawn = (key, [contender.draw(self._device, seed) for seed in range(count)])
         return self._drawn[1]
