@@ -19,7 +19,7 @@ from attnfuzz.bench.kernels import contender, timing
 from attnfuzz.bench.kernels.contender import Contender
 from attnfuzz.bench.kernels.service import TimingService
 from attnfuzz.bench.kernels.shapes import MachineReply, MeasureReply, MeasureRequest, Shape
-from attnfuzz.bench.kernels.timing import HostStopwatch, calls_per_sample, time_copy, time_samples
+from attnfuzz.bench.kernels.timing import calls_per_sample, host_stopwatch, time_copy, time_samples
 from attnfuzz.isolation.serve import ExitAfterReply
 from attnfuzz.judging.messages import DeclarationsReply, DeclarationsRequest
 
@@ -229,7 +229,7 @@ def test_what_the_kernel_does_not_support_is_said(service: TimingService) -> Non
 
 def test_what_is_too_small_has_no_cold_time(service: TimingService, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time from the L2 cache would be called that from memory."""
-    monkeypatch.setattr(TimingService, "_l2_bytes", 50 << 20)
+    monkeypatch.setattr(service, "machine", msgspec.structs.replace(service.machine, l2_bytes=50 << 20))
     request = MeasureRequest(contender="merge_states_eager", shape=MERGE, l2=("cold",), seconds=1e-3)
     reply = msgspec.json.decode(service.handle("measure", msgspec.json.encode(request)), type=MeasureReply)
     assert reply.status == "unsupported"
@@ -272,7 +272,9 @@ class Machine:
 def test_a_time_is_the_median_of_one_call() -> None:
     """A slow outlier, or the number of calls in a sample, would show in the time."""
     machine = Machine(2e-3, 2e-3, 2e-3, 2e-3, 50e-3)
-    timed = time_samples(machine.work, HostStopwatch(machine.clock), calls=4, seconds=0.2, l2="warm", mode="eager")
+    timed = time_samples(
+        machine.work, partial(host_stopwatch, clock=machine.clock), calls=4, seconds=0.2, l2="warm", mode="eager"
+    )
     assert timed.median_us == pytest.approx(500)
     assert timed.p10_us == pytest.approx(500)
     assert timed.p90_us > 10_000
@@ -282,7 +284,9 @@ def test_a_time_is_the_median_of_one_call() -> None:
 def test_slow_calls_get_few_samples() -> None:
     """A kernel that takes seconds would hold everything else up for minutes."""
     machine = Machine(1.0)
-    timed = time_samples(machine.work, HostStopwatch(machine.clock), calls=1, seconds=0.05, l2="warm", mode="eager")
+    timed = time_samples(
+        machine.work, partial(host_stopwatch, clock=machine.clock), calls=1, seconds=0.05, l2="warm", mode="eager"
+    )
     assert timed.samples == 3
     assert timed.median_us == pytest.approx(1e6)
 

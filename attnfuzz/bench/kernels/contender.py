@@ -111,9 +111,8 @@ def _sparse_case(problem: OpenProblem, shape: Shape) -> SimpleNamespace:
     if not isinstance(implementation_of(problem), SparseDecode):
         raise Unsupported(f"computes another {problem}")
     asked = {"cache": "same", "has_lengths": False, "repeats": False, "dtype": shape.dtype}
-    known = {name: one.values for name, one in problem.fields.items() if isinstance(one, Choice)}
     for name, value in asked.items():
-        if value not in known[name]:
+        if isinstance(known := problem.fields[name], Choice) and value not in known.values:
             raise Unsupported(f"{name} is not {value}")
     sizes = {"num_heads": shape.num_q_heads, "head_size": shape.head_size, "v_head_size": shape.rank}
     lists = {"named": shape.seq_lens, "topk": shape.longest, "spare_slots": sum(shape.seq_lens) - shape.longest}
@@ -131,12 +130,8 @@ class Contender:
         self.declaration = kernel.declaration
         self.case = case_of(shape, self.declaration, self.options)
         problem = self.declaration.problem
-        self._is_open = isinstance(problem, OpenProblem)
-        self.specs: Specs = (
-            implementation_of(problem).tensors(self.case)
-            if isinstance(problem, OpenProblem)
-            else tensor_specs(self.case)
-        )
+        own = implementation_of(problem) if isinstance(problem, OpenProblem) else None
+        self.specs: Specs = own.tensors(self.case) if own else tensor_specs(self.case)
         names = tuple(name for name, spec in self.specs.items() if spec.role == "output")
         self.returns = names, names if self.declaration.supports.lse != "none" else names[:1]
         self.in_graph = bool(self.declaration.supports.graph_replay or self.declaration.versions)
@@ -145,7 +140,7 @@ class Contender:
         """Inputs: about normal numbers, never zeros, on which hardware is faster than on data."""
         generator = torch.Generator(device=device).manual_seed(seed)
         tensors = {name: _filled(name, spec, self.shape, generator) for name, spec in self.specs.items()}
-        if self._is_open:
+        if isinstance(self.case, SimpleNamespace):
             return SimpleNamespace(**vars(self.case) | tensors)
         return problem_of(self.case).inputs(self.case, tensors)
 
@@ -162,17 +157,10 @@ class Contender:
     def _rows(self, inputs: Any) -> Iterator[tuple[slice, PagedDecodeCase, LogicalAttention]]:
         """The first and the last query of sequences from the first to the last, each as all there is."""
         shape = self.shape
+        sizes = {name: getattr(shape, name) for name in ("num_q_heads", "num_kv_heads", "head_size", "dtype", "scale")}
+        kv = QuantisedKv(dtype=shape.kv_dtype) if shape.kv_dtype else None
         plain = PagedDecodeCase(
-            num_q_heads=shape.num_q_heads,
-            num_kv_heads=shape.num_kv_heads,
-            head_size=shape.head_size,
-            v_head_size=shape.value_size,
-            dtype=shape.dtype,
-            scale=shape.scale,
-            seq_lens=(1,),
-            block_size=1,
-            kv=QuantisedKv(dtype=shape.kv_dtype) if shape.kv_dtype else None,
-            options=self.options,
+            **sizes, v_head_size=shape.value_size, kv=kv, options=self.options, seq_lens=(1,), block_size=1
         )
         scales = torch.ones((2, shape.num_kv_heads), dtype=torch.float64, device=inputs.q.device)
         last = len(shape.seq_lens) - 1
@@ -182,7 +170,7 @@ class Contender:
                 row, visible = sum(shape.queries[:seq]) + query, shape.seq_lens[seq] - queries + query + 1
                 k, v = _keys_and_values(shape, inputs, seq, slice(shape.first_seen(visible - 1), visible))
                 case = msgspec.structs.replace(plain, seq_lens=(len(k),))
-                values = LogicalAttention(inputs.q[row, None], k, v, (0, len(k)), scales if case.kv else None)
+                values = LogicalAttention(inputs.q[row, None], k, v, (0, len(k)), scales if kv else None)
                 yield slice(row, row + 1), case, values
 
 
@@ -227,10 +215,9 @@ def _filled(name: str, spec: TensorSpec, shape: Shape, generator: torch.Generato
     device, dtype = generator.device, getattr(torch, spec.dtype)
     if name in ("block_table", "indices"):
         return _block_table(shape, spec.shape[1]).to(device)
-    if name == "seq_lens":
-        return torch.tensor(shape.seq_lens, dtype=dtype, device=device)
-    if name == "cu_seqlens_q":
-        return torch.tensor([0, *itertools.accumulate(shape.queries)], dtype=dtype, device=device)
+    if name in ("seq_lens", "cu_seqlens_q"):
+        numbers = shape.seq_lens if name == "seq_lens" else (0, *itertools.accumulate(shape.queries))
+        return torch.tensor(numbers, dtype=dtype, device=device)
     if name in KV_SCALE_TENSORS:
         return torch.ones(spec.shape, dtype=dtype, device=device)
     if spec.role == "output":

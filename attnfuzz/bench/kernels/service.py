@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -12,26 +13,26 @@ import torch
 
 from attnfuzz.bench.kernels.contender import Contender, NotMeasured, Unsupported, as_not_measured, measure
 from attnfuzz.bench.kernels.shapes import (
-    CopyReply,
     CopyRequest,
     MachineReply,
     MeasureReply,
     MeasureRequest,
+    Timed,
     bytes_to_move,
 )
 from attnfuzz.bench.kernels.timing import (
     MOST_SETS,
     CaptureFailed,
-    CudaStopwatch,
-    HostStopwatch,
     Stopwatch,
+    cuda_stopwatch,
+    host_stopwatch,
     sets_beyond,
     time_copy,
 )
 from attnfuzz.declaration import Kernel, KernelLoadError, load_kernels
 from attnfuzz.environment import installed
 from attnfuzz.isolation.serve import ExitAfterReply
-from attnfuzz.judging.messages import DeclarationsReply, DeclarationsRequest
+from attnfuzz.judging.messages import DeclarationsReply, DeclarationsRequest, DeviceRequest
 from attnfuzz.judging.tampering import Watch
 from attnfuzz.project import working_folder
 from attnfuzz.triton_compat.interpreter import set_up_interpreter
@@ -47,54 +48,46 @@ class TimingService:
         self._is_spoiled = False
         self._watch = Watch()  # before any contender is imported
         self._drawn: tuple[object, list[Any]] | None = None
-        self._methods: dict[str, Callable[[bytes], msgspec.Struct]] = {
-            "copy": self._copy,
-            "declarations": self._declarations,
-            "machine": self._machine,
-            "measure": self._measure,
+        self._methods: dict[str, tuple[type[msgspec.Struct], Callable[[Any], msgspec.Struct]]] = {
+            "copy": (CopyRequest, self._copy),
+            "declarations": (DeclarationsRequest, self._declarations),
+            "machine": (DeviceRequest, lambda _: self.machine),
+            "measure": (MeasureRequest, self._measure),
         }
 
     def handle(self, method: str, payload: bytes) -> bytes:
         """Answer one call; raises `ExitAfterReply` if a contender has spoiled the process."""
-        reply = self._methods[method](payload)
-        body = msgspec.json.encode(reply)
+        request, answer = self._methods[method]
+        body = msgspec.json.encode(answer(msgspec.json.decode(payload, type=request)))
         if self._is_spoiled:
             raise ExitAfterReply(body)
         return body
 
-    @property
-    def _on_gpu(self) -> bool:
-        return os.environ.get("TRITON_INTERPRET") != "1" and torch.cuda.is_available()
-
-    @property
-    def _device(self) -> str:
-        return "cuda" if self._on_gpu else "cpu"
-
-    @property
-    def _l2_bytes(self) -> int:
-        return int(torch.cuda.get_device_properties(0).L2_cache_size) if self._on_gpu else 0
-
-    @property
-    def _stopwatch(self) -> Stopwatch:
-        return CudaStopwatch() if self._on_gpu else HostStopwatch()
-
-    def _machine(self, payload: bytes) -> MachineReply:
-        del payload
+    @cached_property
+    def machine(self) -> MachineReply:
+        """Found at first use, since CUDA does not survive a fork."""
         packages = {name: version for name in ("torch", "triton") if (version := installed(name))}
-        if not self._on_gpu:
+        if os.environ.get("TRITON_INTERPRET") == "1" or not torch.cuda.is_available():
             return MachineReply(device="cpu", name=platform.processor() or platform.machine(), versions=packages)
         properties = torch.cuda.get_device_properties(0)
         return MachineReply(
             device="cuda",
             name=properties.name,
-            l2_bytes=self._l2_bytes,
+            l2_bytes=int(properties.L2_cache_size),
             processors=properties.multi_processor_count,
             capability=torch.cuda.get_device_capability(0),
             versions=packages | {"CUDA": str(torch.version.cuda)},
         )
 
-    def _declarations(self, payload: bytes) -> DeclarationsReply:
-        request = msgspec.json.decode(payload, type=DeclarationsRequest)
+    @property
+    def _on_gpu(self) -> bool:
+        return self.machine.device == "cuda"
+
+    @property
+    def _stopwatch(self) -> Stopwatch:
+        return cuda_stopwatch if self._on_gpu else host_stopwatch
+
+    def _declarations(self, request: DeclarationsRequest) -> DeclarationsReply:
         try:
             found = [kernel for target in request.targets for kernel in self._load(target)]
         except KernelLoadError as error:
@@ -106,22 +99,19 @@ class TimingService:
         self._kernels.update((kernel.declaration.target, kernel) for kernel in kernels)
         return kernels
 
-    def _copy(self, payload: bytes) -> CopyReply:
-        request = msgspec.json.decode(payload, type=CopyRequest)
+    def _copy(self, request: CopyRequest) -> Timed:
         self._drawn = None
-        timed = time_copy(
+        return time_copy(
             request.nbytes,
-            self._device,
+            self.machine.device,
             self._stopwatch,
-            l2_bytes=self._l2_bytes,
+            l2_bytes=self.machine.l2_bytes,
             seconds=request.seconds,
             on_gpu=self._on_gpu,
         )
-        return CopyReply(timed)
 
-    def _measure(self, payload: bytes) -> MeasureReply:
-        request = msgspec.json.decode(payload, type=MeasureRequest)
-        sets = sets_beyond(self._l2_bytes, bytes_to_move(request.shape)) if "cold" in request.l2 else 1
+    def _measure(self, request: MeasureRequest) -> MeasureReply:
+        sets = sets_beyond(self.machine.l2_bytes, bytes_to_move(request.shape)) if "cold" in request.l2 else 1
         if sets > MOST_SETS:
             sets, request = 1, msgspec.structs.replace(request, l2=tuple(one for one in request.l2 if one != "cold"))
             if not request.l2:
@@ -155,7 +145,7 @@ class TimingService:
 
     def _device_answers(self) -> bool:
         try:
-            torch.zeros(1, dtype=torch.float32, device=self._device).item()
+            torch.zeros(1, dtype=torch.float32, device=self.machine.device).item()
         except RuntimeError:  # CUDA reports the same error to whatever comes after
             return False
         return True
@@ -167,5 +157,5 @@ class TimingService:
             self._drawn = None
             if self._on_gpu:
                 torch.cuda.empty_cache()
-            self._drawn = (key, [contender.draw(self._device, seed) for seed in range(count)])
+            self._drawn = (key, [contender.draw(self.machine.device, seed) for seed in range(count)])
         return self._drawn[1]

@@ -39,35 +39,28 @@ Stopwatch = Callable[[Run, int], list[float]]
 """Runs something several times; returns the seconds that each took."""
 
 
-class HostStopwatch:
+def host_stopwatch(run: Run, count: int, clock: Callable[[], float] = time.perf_counter) -> list[float]:
     """Where nothing runs behind the host's back. ``clock`` gives seconds."""
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
-
-    def __call__(self, run: Run, count: int) -> list[float]:
-        moments = [self._clock()]
-        for _ in range(count):
-            run()
-            moments.append(self._clock())
-        return [after - before for before, after in itertools.pairwise(moments)]
+    moments = [clock()]
+    for _ in range(count):
+        run()
+        moments.append(clock())
+    return [after - before for before, after in itertools.pairwise(moments)]
 
 
-class CudaStopwatch:
+def cuda_stopwatch(run: Run, count: int) -> list[float]:
     """By events on the current stream: what the device waits for the host counts, what the host runs ahead does not."""
-
-    def __call__(self, run: Run, count: int) -> list[float]:
-        events: list[Any] = [
-            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch does not annotate it
-            for _ in range(count + 1)
-        ]
-        torch.cuda.synchronize()
-        events[0].record()
-        for event in events[1:]:
-            run()
-            event.record()
-        torch.cuda.synchronize()
-        return [before.elapsed_time(after) * 1e-3 for before, after in itertools.pairwise(events)]
+    events: list[Any] = [
+        torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch does not annotate it
+        for _ in range(count + 1)
+    ]
+    torch.cuda.synchronize()
+    events[0].record()
+    for event in events[1:]:
+        run()
+        event.record()
+    torch.cuda.synchronize()
+    return [before.elapsed_time(after) * 1e-3 for before, after in itertools.pairwise(events)]
 
 
 def calls_per_sample(one_call_s: float, multiple_of: int = 1) -> int:
