@@ -176,7 +176,6 @@ def test_wrong_usage_is_one_sentence(arguments: tuple[str, ...], words: list[str
         ("mutants", "gone.py", "--equivalent", "NAME"),
         ("mutants", "gone.py", "--json", "NAME"),
         ("mutants", "gone.py", "-o", "NAME"),
-        ("bench", "tree", "NAME"),
         ("bench", "kernels", "gone.py", "--json", "NAME"),
         ("bench", "tune", "gone.py", "--python", "NAME"),
         ("bench", "tune", "gone.py", "--json", "NAME"),
