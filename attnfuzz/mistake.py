@@ -65,6 +65,7 @@ _KNOWN = (
         "maximum_begins_finite",
         "maximum_not_kept",
         "maximum_not_subtracted",
+        "maximum_of_one_part",
         "partial_lse_rounded",
         "rounded_weights_summed",
         "scores_rounded",

@@ -23,7 +23,7 @@ from attnfuzz.cases.facets.sequences import with_lengths
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, VarlenCase, encode_case
 from attnfuzz.problems.fields import Choice, Integer, Integers, Seed
 from attnfuzz.problems.open_cases import OpenCase
-from attnfuzz.problems.recipes import MAX_LOGIT_EXPONENT, MIN_LOGIT_EXPONENT, STRIDE_KINDS, Values
+from attnfuzz.problems.recipes import MAX_LOGIT_EXPONENT, MIN_LOGIT_EXPONENT, STRIDE_KINDS, Needle, Values
 from attnfuzz.problems.repeated import plain_values
 
 _SEEDS = (0x2545F491, 0x9E3779B1)
@@ -34,7 +34,12 @@ _ROWS = 8
 _ONE_TILE, _WHOLE_TILES, _MOST_KEYS = 16, 64, 192
 _MEAN_MAGNITUDE = 0.625
 """Of queries where keys are "equal" or "falling"."""
-_OVERFLOWS = 300.0
+_OVERFLOWS, _NEARLY_OVERFLOWS = 226.0, 56.0
+"""Scores that overflow exp in float32, and that do not, also if they are 1.4 times as large or small."""
+_BESIDE_A_NEEDLE, _MOST_NEEDLES = 20.0, 64
+"""A score, of which that of a needle is 16 times as large."""
+_OF_NEGATIVE = 160
+"""So many times as far below 0 as equal scores above it are the "negative" ones."""
 _FALL = 6.0
 """Between the largest and the smallest score, in which exp makes normal numbers of any format."""
 _MORE_THAN_A_TILE = 37
@@ -105,14 +110,32 @@ def beside_empty(case: AttentionCase) -> Iterator[AttentionCase]:
             yield made
 
 
-def largest_first(case: AttentionCase) -> Iterator[AttentionCase]:
-    """Many tokens, with a first score that overflows exp in float32, and others that fall from it."""
-    plain = plain_values(case, (case.values.seed + _SEEDS[0]) % (1 << 32))
-    longer = with_lengths(case, tuple(max(length, _LONG) if length else 0 for length in case.seq_lens))
-    first = case.scale * _MEAN_MAGNITUDE * case.head_size * (_LONG - 1) / 16
-    if longer is not None and first > 0:
-        values = _with_exponent(plain, math.log2(_OVERFLOWS / first), keys="falling")
+def maxima_cases(case: AttentionCase) -> Iterator[AttentionCase]:
+    """Many tokens, of which float32's exp overflows or does not, according to the maximum that is subtracted before.
+
+    The first is far above all others; the last is; both are; all are so large that exp overflows, and all nearly so
+    large; all are so low that it becomes 0.
+    """
+    longest = max(_LONG, 2 * case.page_size + 3)
+    longer = with_lengths(case, tuple(max(length, longest) if length else 0 for length in case.seq_lens))
+    one = abs(case.scale) * _MEAN_MAGNITUDE * case.head_size
+    if longer is None or case.scale <= 0:
+        return
+    plain = plain_values(longer, (case.values.seed + _SEEDS[0]) % (1 << 32))
+    level = _with_exponent(plain, math.log2(_BESIDE_A_NEEDLE / one), keys="equal")
+    for places in ((0,), (-1,), (0, -1)):
+        needles = [
+            Needle(seq=seq, position=place % length, kv_head=head)
+            for seq, length in enumerate(longer.seq_lens)
+            for head in range(case.num_kv_heads if length else 0)
+            for place in places
+        ]
+        values = msgspec.structs.replace(level, needles=tuple(needles[:_MOST_NEEDLES]))
         yield msgspec.structs.replace(longer, values=values)
+    for score in (_OVERFLOWS, _NEARLY_OVERFLOWS):
+        yield msgspec.structs.replace(longer, values=_with_exponent(plain, math.log2(score / one), keys="equal"))
+    low = _with_exponent(plain, math.log2(_OVERFLOWS / (_OF_NEGATIVE * one)), keys="negative")
+    yield msgspec.structs.replace(longer, values=low)
 
 
 def _of_other_pages(case: AttentionCase) -> AttentionCase | None:
