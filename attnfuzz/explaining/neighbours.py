@@ -231,11 +231,13 @@ def _of_merge(case: MergeStatesCase) -> Iterator[MergeStatesCase]:
 
 
 def _of_own_problem(case: OpenCase) -> Iterator[OpenCase]:
-    """Other numbers, where they have a seed; and more of all that is counted."""
+    """Other numbers, where they have a seed; more of all that is counted; and one more of what there are several."""
     for number in range(1, _OTHER_SEEDS + 1):
         yield from _with_more(case, Integer, 0, number)
     for more in _MORE:
         yield from _with_more(case, Integer, more, more)
+    for more in _MORE:
+        yield from _with_more(case, Integers, more, more, besides=True)
 
 
 def longer_cases(case: OpenCase) -> Iterator[OpenCase]:
@@ -254,7 +256,10 @@ def of_other_strides(case: OpenCase) -> Iterator[OpenCase]:
             yield other
 
 
-def _with_more(case: OpenCase, kinds: type | UnionType, more: int, seed: int) -> Iterator[OpenCase]:
+def _with_more(
+    case: OpenCase, kinds: type | UnionType, more: int, seed: int, *, besides: bool = False
+) -> Iterator[OpenCase]:
+    """``besides``: of several numbers there is one more, beside those that there are."""
     changes: dict[str, Any] = {}
     for name, kind in type(case).problem.fields.items():
         value = getattr(case, name)
@@ -263,7 +268,11 @@ def _with_more(case: OpenCase, kinds: type | UnionType, more: int, seed: int) ->
         elif isinstance(kind, Integer) and isinstance(kind, kinds):
             changes[name] = min(value + more, kind.high)
         elif isinstance(kind, Integers) and isinstance(kind, kinds):
-            changes[name] = tuple(min(one + more + place, kind.high) for place, one in enumerate(value))
+            of_each = (0,) * len(value) if besides else range(more, more + len(value))
+            longer = (*value, max(value, default=kind.low) + more) if besides else value
+            changes[name] = tuple(
+                min(one + its, kind.high) for one, its in itertools.zip_longest(longer, of_each, fillvalue=0)
+            )
     try:
         other = msgspec.structs.replace(case, **changes)
     except ValueError:  # more than there may be together
