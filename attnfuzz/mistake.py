@@ -69,6 +69,7 @@ _KNOWN = (
         "maximum_not_subtracted",
         "maximum_of_one_part",
         "partial_lse_rounded",
+        "range_of_float16",
         "rounded_weights_summed",
         "scores_rounded",
         "sums_rounded",

@@ -21,7 +21,7 @@ from attnfuzz.explaining import formulas, tokens
 from attnfuzz.explaining.explanation import in_a_similar_case, in_words
 from attnfuzz.explaining.low_precision import LOWEST_EXPONENT, OF_EMPTY_ROWS
 from attnfuzz.explaining.merges import OF_MERGES, both_sides_empty, empty_sides, merged_row
-from attnfuzz.explaining.mistakes import REFUTED, Family, Key, Maker, Match, family, matches, silent
+from attnfuzz.explaining.mistakes import REFUTED, Family, Key, Maker, Match, family, in_output_alone, matches, silent
 from attnfuzz.explaining.neighbours import beside_empty, maxima_cases, neighbours, rounding_cases
 from attnfuzz.explaining.precision import OF_MAXIMA, OF_SOME_NUMBERS, Precision
 from attnfuzz.explaining.rounding_diagnosis import MOST_ROWS, WrongRows
@@ -141,7 +141,7 @@ _ENOUGH_WEIGHTS = 4
 """Measured weights of a row, of which three are free: no mistake gives them all by chance."""
 _FEWEST_EMPTY = 3
 """Rows without keys that read as many as another sequence has."""
-_MOST_NEIGHBOURS = 11
+_MOST_NEIGHBOURS = 12
 """Runs beside the failing one."""
 _FAR_OFF = 0.05
 """Part of the largest number of a row: few roundings to 8 bits make so large an error."""
@@ -797,9 +797,11 @@ def _refuted_by(right: Sequence[AveragedRow], keys: Iterable[Key]) -> set[Key]:
     wanted = set(keys)
     found: set[Key] = set()
     for row in right:
-        for one in _replays(row, {mistake for mistake, _ in wanted}):
-            is_wrong = ((one.left_open(row) > REFUTED) & ~one.leaves_open(row)).tolist()
-            found |= {(one.cause, way) for way, wrong in zip(one.ways, is_wrong, strict=True) if wrong}
+        for replayed in _replays(row, {mistake for mistake, _ in wanted}):
+            for one in (replayed, in_output_alone(replayed)):
+                if any((one.cause, way) in wanted for way in one.ways):
+                    is_wrong = ((one.left_open(row) > REFUTED) & ~one.leaves_open(row)).tolist()
+                    found |= {(one.cause, way) for way, wrong in zip(one.ways, is_wrong, strict=True) if wrong}
     return wanted & found
 
 

@@ -169,6 +169,8 @@ def groups(
         yield Group("cut_off", name), _cut_off(row, name)
     if own == "float16":
         yield Group("flushed"), _flushed(row)
+    if own == "bfloat16":
+        yield Group("range_of_float16"), _in_range_of_float16(row)
     yield Group("converted"), _converted(row)
     yield Group("maximum_not_subtracted"), _without_maximum(row)
     yield Group(OF_EMPTY_ROWS), _finite_maximum(row)
@@ -474,6 +476,14 @@ def _flushed(row: AttentionRow) -> Iterator[Rounding]:
         yield _rounding("flushed", name, words, [(made, row.lse)])
 
 
+def _in_range_of_float16(row: AttentionRow) -> Iterator[Rounding]:
+    """V, its weighted sum or the average in float16 on the way, which holds no number as small as bfloat16 does."""
+    rounded = _rounding_to("float16")
+    outs = (row.shares @ rounded(row.v), rounded(row.weights @ row.v) / row.total, rounded(row.expected))
+    words = f"V, or what is summed of weights x V, is float16 on the way, where numbers below {2.0**-25:.1g} are 0"
+    yield _rounding("range_of_float16", "float16 on the way", words, [(out, row.lse) for out in outs])
+
+
 def _converted(row: AttentionRow) -> Iterator[Rounding]:
     """Keys and values that take a dtype of fewer bits, or of a smaller range, before they are multiplied."""
     for name in _SHORTER:
@@ -550,10 +560,10 @@ def _maximum_of_each_tile(row: AttentionRow) -> Iterator[Rounding]:
         tiles = set()
     found = [_by_tiles(scores, row.v, tile) for tile in tiles if tile < len(scores)]
     ways: list[tuple[Tensor, Tensor | float]] = [(out, lse) for out, lse in found if not bool(out.isfinite().all())]
-    beside_right = [(out, row.lse) for out, _ in ways[:1]]
+    others = _beside_any_lse(row, *ways[0])[1:] if ways else []
     if len(ways) < len(tiles) or not tiles:
         ways.append((row.expected, row.lse))
-    ways += beside_right
+    ways += others
     words = "the maximum is that of each tile, not the largest so far, and what was summed before overflows float32"
     yield _rounding("maximum_not_kept", "maximum of each tile", words, ways)
 
@@ -577,11 +587,9 @@ def _maximum_of_one_part(row: AttentionRow) -> Iterator[Rounding]:
         yield _rounding("maximum_of_one_part", f"{which} part", words, ways)
 
 
-def _beside_any_lse(
-    row: AttentionRow, out: Tensor, lse: Tensor | float
-) -> tuple[tuple[Tensor, Tensor | float], tuple[Tensor, Tensor | float]]:
-    """An output with its own log-sum-exp, and beside the right one, which may be computed apart from it."""
-    return (out, lse), (out, row.lse)
+def _beside_any_lse(row: AttentionRow, out: Tensor, lse: Tensor | float) -> list[tuple[Tensor, Tensor | float]]:
+    """An output with its own log-sum-exp, with NaN, as 0 x inf makes it, and with the right one, computed apart."""
+    return [(out, lse), (out, math.nan), (out, row.lse)]
 
 
 def _by_tiles(scores: Scores, v: Tensor, tile: int) -> tuple[Tensor, Tensor]:

@@ -48,6 +48,8 @@ _TILES = 64
 """Keys before a window that begins with a tile, of whatever size up to that."""
 _SMALL_PAGES, _LARGE_PAGES = (4, 8), (16, 32)
 """Page sizes, one of which is another than the case's."""
+_FULL = 11
+"""Pages, which kernels split into no equal parts."""
 _OTHER_SEEDS = 4
 _MORE = (3, 6, 11)
 """Of what cases of a user's own problem count."""
@@ -73,7 +75,7 @@ def _of_attention(case: AttentionCase) -> Iterator[AttentionCase]:
     seen = {encode_case(case)}
     for one in (
         *_told_by_numbers(case),
-        _of_other_pages(case),
+        *_of_other_pages(case),
         *_of_another_window(case),
         *_of_more_queries(case),
         *_of_other_lengths(case),
@@ -138,17 +140,22 @@ def maxima_cases(case: AttentionCase) -> Iterator[AttentionCase]:
     yield msgspec.structs.replace(longer, values=low)
 
 
-def _of_other_pages(case: AttentionCase) -> AttentionCase | None:
-    """More than two pages of another size: what is about a page is not about a token, nor about a tile of that size."""
+def _of_other_pages(case: AttentionCase) -> Iterator[AttentionCase | None]:
+    """More than two pages of another size, and an odd number of small ones, which are full: what is about a page is not
+    about a token, nor about a tile of that size."""
     page = case.page_size
     if not page:
-        return None
+        return
     other, beside = _SMALL_PAGES if page < _LARGE_PAGES[0] else _LARGE_PAGES
-    if page == other:
-        other = beside
-    longer = with_lengths(case, tuple(max(length, 2 * other + 3) if length else 0 for length in case.seq_lens))
-    values = None if longer is None else plain_values(longer, (case.values.seed + _SEEDS[0]) % (1 << 32))
-    return None if longer is None else changed(longer, block_size=other, values=values)
+    partial = beside if page == other else other
+    full = next(size for size in _SMALL_PAGES if size != page)
+    for size, kept in (
+        (partial, [max(length, 2 * partial + partial // 2) for length in case.seq_lens]),
+        (full, [(max(length, _FULL * full) // (2 * full) * 2 + 1) * full for length in case.seq_lens]),
+    ):
+        longer = with_lengths(case, tuple(new if old else 0 for old, new in zip(case.seq_lens, kept, strict=True)))
+        values = None if longer is None else plain_values(longer, (case.values.seed + _SEEDS[0]) % (1 << 32))
+        yield None if longer is None else changed(longer, block_size=size, values=values)
 
 
 def _of_more_queries(case: AttentionCase) -> Iterator[AttentionCase | None]:

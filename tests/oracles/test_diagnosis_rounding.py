@@ -324,7 +324,8 @@ def test_overflow_says_which_maximum_is_subtracted(which: str, has_lse: bool, pl
     supports = attnfuzz.Supports() if has_lse else attnfuzz.Supports(lse="none")
     kernel = plant(weights=lambda scores: exp(scores) / exp(scores).sum(), supports=supports)
     found = []
-    for keys, length in (("rising", 5), ("falling", 70)):
+    shapes: Any = (("rising", 5), ("falling", 70))
+    for keys, length in shapes:
         values: Any = Values(keys=keys, values="positions", logit_exponent=8)
         shape: Any = {"num_q_heads": 1, "num_kv_heads": 1, "head_size": 16, "scale": 0.25, "dtype": "float16"}
         case = DenseDecodeCase(**shape, seq_lens=(length,), values=values)
@@ -369,6 +370,30 @@ def test_weights_in_another_16_bit_type_are_named(dtype: str, plant: Any) -> Non
     of_weights = [{one.mistake for one in failure.causes} >= {"weights_rounded"} for failure in found]
     assert sum(of_weights) >= 0.9 * len(found), [failure.message for failure in found]
     assert {failure.cause for failure in found} <= {"weights_rounded", "tf32", ""}
+
+
+IN_FLOAT16: dict[str, Any] = {
+    "V": lambda weights, v: weights @ v.half().float(),
+    "unnormalised sums": lambda weights, v: (4 * weights @ v).half().float() / 4,
+    "output": lambda weights, v: (weights @ v).half().float(),
+}
+
+
+@pytest.mark.parametrize("what", IN_FLOAT16)
+@pytest.mark.by_day("output")
+def test_float16_on_the_way_of_bfloat16_is_told_where_numbers_are_tiny(what: str, plant: Any) -> None:
+    """Partial results in float16 give zeros, and nothing else is wrong: of ordinary numbers float16 has more bits."""
+    shape: Any = {"num_q_heads": 2, "num_kv_heads": 1, "head_size": 16, "scale": 0.25, "dtype": "bfloat16"}
+    kernel = plant(average=IN_FLOAT16[what])
+    shapes: Any = (("normal", 5), ("equal", 1))
+    for keys, length in shapes:
+        values: Any = Values(keys=keys, values="small")
+        case = DenseDecodeCase(**shape, seq_lens=(length,), values=values)
+        failure = judge(kernel, case, device="cpu", oracles=("accuracy",), relations=()).failure
+        assert failure is not None
+        assert failure.cause == "range_of_float16"
+        assert "is float16 on the way, where numbers below 3e-08 are 0" in failure.message
+        assert "perhaps" not in failure.message
 
 
 @pytest.mark.parametrize("hidden", [-1e4, -5e4 * math.log(2), -5e4 * 0.25])
