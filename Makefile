@@ -29,10 +29,11 @@ demo: $(INSTALLED)
 explore: $(INSTALLED)
 	$(BIN)/attnfuzz explore $(KERNELS) --budget $(BUDGET)
 
-# What tests import is compiled while types are checked: else each of the many processes of a test run would do it again.
+# What tests import is compiled first: else each of the many processes of a test run would do it again. Types are checked
+# while tests run, which wait now and then.
 test: $(TESTABLE)
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint types compiled
-	$(MAKE) --no-print-directory unit
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint compiled
+	$(MAKE) --no-print-directory --jobs=2 types unit
 
 # What a change is not kept waiting for: every planted bug, campaigns that are killed, hostile files by the dozen.
 test-all: lint types

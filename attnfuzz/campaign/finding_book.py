@@ -148,6 +148,7 @@ class FindingBook:
         of = next((bug.finding for bug in message.bugs), "")
         if (known := self._by_tag.get(of)) is not None:
             self._count_for(known, finding)
+            finding.same_as = known.tag
         if finding in self.findings:
             self._drop(finding)
         self._reporter.finding("known", finding)
@@ -262,6 +263,7 @@ class FindingBook:
                 with_remedy(kept)
             self._drop(dropped)
             if dropped is finding:
+                finding.same_as = kept.tag
                 self._folder.save(kept)
                 self._reporter.finding("known", finding)
                 return True

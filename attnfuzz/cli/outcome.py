@@ -68,19 +68,13 @@ SHOWN = Outcome(judged=None)
 
 def outcome_of(result: CampaignResult) -> Outcome:
     """The outcome of a campaign. Only findings that count fail it: see `Statistics.disposition`."""
-    missed = (
-        result.unreached,
-        result.unsettled,
-        result.too_few,
-        result.idle_oracles,
-        result.unquestioned,
-        result.unconfirmed,
-        result.troubles,
-    )
+    from attnfuzz.report.remarks import remarks_on
+
+    missed = any(remark.weight != "note" for remark in remarks_on(result))
     return Outcome(
         judged=result.statistics.cases,
         failed=result.fails,
-        missed=any(missed) or result.stop_reason in ("workers_lost", "environment"),
+        missed=missed or result.stop_reason in ("workers_lost", "environment"),
         signal=result.interrupted_by,
     )
 

@@ -189,9 +189,10 @@ class JudgingService:
 
     def _judge(self, request: JudgeRequest) -> JudgeReply:
         began = time.perf_counter()
+        is_first, self._has_judged = not self._has_judged, True
         try:
             verdicts = self._verdicts(request)
-            objection = self._objection(request)
+            objection = self._objection(request, at_once=is_first)
         except (EnvironmentProblem, OracleError) as problem:
             return JudgeReply(environment=str(problem))
         except ProblemError as problem:
@@ -203,7 +204,10 @@ class JudgingService:
         except Exception as error:
             if full := gpu_memory_ran_out(text_of(error)):
                 return JudgeReply(lost=full)
-            if (objection := self._watch.behind(error)) is None:
+            objection = exception.left_error(error)
+            if objection is not None and not is_first:  # perhaps of a kernel judged before: a fresh process had none
+                return JudgeReply(lost=objection.message)
+            if objection is None and (objection := self._watch.behind(error)) is None:
                 raise
         if objection is not None and request.together:  # each case by itself tells that again
             return JudgeReply(lost=objection.message)
@@ -254,11 +258,10 @@ class JudgingService:
             return exception.verdict(KernelRaised(error, "nan"), request.oracles)
         return None
 
-    def _objection(self, request: JudgeRequest) -> Failure | None:
-        """To what a kernel has replaced in this process that is watched; always looked for after its first cases."""
+    def _objection(self, request: JudgeRequest, *, at_once: bool) -> Failure | None:
+        """To what a kernel has replaced in this process, where that is watched; looked for now and then, or at once."""
         if not request.watched or registry.RED_ZONE.name not in request.oracles:
             return None
-        at_once, self._has_judged = not self._has_judged, True
         return self._watch.objection(at_once=at_once)
 
     def _explain(self, request: ExplainRequest) -> ExplainReply:
@@ -275,7 +278,7 @@ class JudgingService:
 
     def _unexplained(self, error: Exception) -> ExplainReply | None:
         """The verdict where the kernel is behind an ``error``; None where the error is attnfuzz's own."""
-        if (failure := self._watch.behind(error)) is None:
+        if (failure := exception.left_error(error) or self._watch.behind(error)) is None:
             return None
         return ExplainReply(Explanation(lines=(f"nothing can be measured: {failure.message}",)), last=True)
 

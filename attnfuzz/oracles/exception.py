@@ -65,6 +65,16 @@ def raised_outside(error: BaseException) -> Failure | None:
     )
 
 
+def left_error(error: BaseException) -> Failure | None:
+    """The crash that an ``error`` of attnfuzz's own work on a GPU comes of; None while the CUDA context is intact.
+
+    A kernel that writes far past its tensors can overwrite the code of others: what runs next ends in an illegal
+    instruction, after the kernel has returned.
+    """
+    what = context_lost(error)
+    return None if what is None else _crash(what, error)
+
+
 def interpreter_limit(error: BaseException) -> str:
     """The limit of Triton's interpreter that made the kernel raise, in words; empty if there is another reason."""
     if os.environ.get("TRITON_INTERPRET") != "1":

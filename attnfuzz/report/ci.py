@@ -61,12 +61,9 @@ def _lines(folder: Path, status: int, title: str) -> Iterator[str]:
         f"{count(explore['cases'], 'case')} searched on {_text(explore['device'])}: {count(len(found), 'new finding')}"
         f"{f', {known} known' if known else ''}.\n"
     )
-    if unreached := explore.get("unreached"):
-        yield f"Never reached: {', '.join(map(_code, unreached))}.\n"
-    for sentence in explore.get("too_few", ()):
-        yield f"{_text(sentence)}.\n"
-    if idle := explore.get("idle_oracles"):
-        yield f"Applied to no case: {', '.join(map(_code, idle))}.\n"
+    for remark in explore.get("remarks", ()):
+        if remark["weight"] != "note":
+            yield f"{_text(remark['text'])}.\n"
     for kernel, finding, others in found:
         yield f"- **{_code(kernel['target'])}** {_code(finding['signature'])}: {_text(finding['message'])}"
         if others:

@@ -16,7 +16,7 @@ from attnfuzz.cases.facets.facet import listed
 from attnfuzz.corpus import FindingRecord, encode_regression
 from attnfuzz.identity.features import kernel_parts, most_specific
 from attnfuzz.mistake import NARROW_OFFSETS, mistake_of
-from attnfuzz.oracles.registry import PAGE_RELOCATION, Severity, oracle_of
+from attnfuzz.oracles.registry import Severity, oracle_of
 from attnfuzz.problems.cases import (
     AttentionCase,
     Case,
@@ -335,17 +335,6 @@ def _meant(case: Case, name: str, limit: Any) -> str:
         return _MEANT[name]
     field = {"max_num_splits": "num_splits"}.get(name, name.removesuffix("s"))
     return f"not meant to take {field} {getattr(case, field)}"
-
-
-def untried_words(relation: str, cases: int) -> str:
-    """A sentence: ``relation`` was tried in vain on so many cases of a kernel; it says what is not known therefore."""
-    words = f"{relation} could make none of its runs in {count(cases, 'case')}"
-    if relation != PAGE_RELOCATION.name:
-        return f"{words}: nothing is known of what it looks for"
-    return (
-        f"{words}: the kernel, or its wrapper, does not take tensors that reach past 2^31 elements, or copies them, or "
-        "this machine cannot provide them; whether its offsets are wide enough is not known"
-    )
 
 
 QUESTIONS = (

@@ -34,10 +34,10 @@ from attnfuzz.report.findings import (
     ToldFinding,
     headline,
     largest_ratio,
-    title_of,
     told_findings,
     what_was_found,
 )
+from attnfuzz.report.remarks import not_all_judged, remarks_on
 from attnfuzz.report.scripts import Following, why_no_script
 from attnfuzz.untrusted_text import text_of
 from attnfuzz.verdict import ends_process
@@ -96,7 +96,7 @@ def html_page(result: CampaignResult, scripts: Sequence[Script] = ()) -> str:
         counting=Counter(
             one.target for first in told for one in (first, *first.others) if one.disposition in ("counts", "known")
         ),
-        limited={one.target: str(one) for one in result.limited if one.settled},
+        remarks=remarks_on(result),
         dtypes=[dtype for dtype in _DTYPES if dtype in seen],
         ratio=largest_ratio(statistics),
         near=CLOSE_TO_THE_BOUND,
@@ -109,7 +109,6 @@ def html_page(result: CampaignResult, scripts: Sequence[Script] = ()) -> str:
         histogram_svg=histogram_svg,
         oracle_of=oracle_of,
         time_shares=_time_shares,
-        title_of=title_of,
         weigh_command=_weigh_command,
         weights_svg=weights_svg,
     )
@@ -172,14 +171,16 @@ def _title(result: CampaignResult) -> str:
     if not result.statistics.cases and not result.findings:
         return "No case was judged"
     found = what_was_found(result)
-    return found[:1].upper() + found[1:]
+    rest = "" if result.findings or not not_all_judged(result) else "; not all was judged"
+    return found[:1].upper() + found[1:] + rest
 
 
 def _mood(result: CampaignResult) -> str:
-    """The title's: findings that do not count make it neither bad nor good."""
+    """The title's: findings that do not count, and what was not judged, make it neither bad nor good."""
     if result.fails:
         return "bad"
-    return "good" if result.statistics.cases and not result.findings else ""
+    is_clear = not result.findings and all(remark.weight == "note" for remark in remarks_on(result))
+    return "good" if result.statistics.cases and is_clear else ""
 
 
 def _anchors(told: Sequence[ToldFinding]) -> list[str]:

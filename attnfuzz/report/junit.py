@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import platform
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -17,6 +18,7 @@ from attnfuzz.campaign.statistics import KernelStatistics, pairs_met
 from attnfuzz.oracles.registry import EXCEPTION, oracle_of
 from attnfuzz.own_files import write_file
 from attnfuzz.report.findings import ToldFinding, kernels_in_order, remedy_lines, told_findings
+from attnfuzz.report.remarks import Remark, remarks_on
 from attnfuzz.untrusted_text import only_printable
 from attnfuzz.verdict import Failure
 
@@ -28,23 +30,25 @@ _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]
 def junit_xml(result: CampaignResult) -> bytes:
     """One suite a kernel: a test case for the search itself, and one for each finding.
 
-    A finding that does not count is a test case that was skipped, so that a build fails if the command does. So is one
-    that is told with another kernel's, since both come of the same code: as many fail as there are bugs.
+    A finding that does not count is a test case that was skipped, and a kernel of which not enough was judged an error,
+    so that a build fails if the command does. A finding that is told with another kernel's, since both come of the same
+    code, is skipped: as many fail as there are bugs.
     """
     began = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=result.elapsed_s)
     root = ElementTree.Element("testsuites")
-    findings = told_findings(result)
+    findings, remarks = told_findings(result), [one for one in remarks_on(result) if one.weight != "note"]
     for target in kernels_in_order(result):
         kernel = result.statistics.kernels[target]
         suite = _suite(root, target, kernel.seconds, began)
         _properties(suite, result, kernel)
-        _search(suite, kernel)
+        _search(suite, kernel, [one for one in remarks if target in one.targets])
         for first in findings:
             for told in (first, *first.others):
                 if told.target == target:
                     _finding(suite, told, result, beside=None if told is first else first)
-    if result.troubles or result.stop_reason in ("workers_lost", "environment"):
-        _trouble(_suite(root, "attnfuzz", result.elapsed_s, began), result)
+    of_all = [remark for remark in remarks if not remark.targets]
+    if of_all or result.stop_reason in ("workers_lost", "environment"):
+        _trouble(_suite(root, "attnfuzz", result.elapsed_s, began), result, of_all)
     for suite in root:
         _complete(suite)
     ElementTree.indent(root)
@@ -84,13 +88,15 @@ def _properties(suite: Element, result: CampaignResult, kernel: KernelStatistics
         ElementTree.SubElement(properties, "property", name=name, value=_clean(str(value)))
 
 
-def _search(suite: Element, kernel: KernelStatistics) -> None:
-    """Passes if any case was judged: what failed has test cases of its own."""
+def _search(suite: Element, kernel: KernelStatistics, remarks: Sequence[Remark]) -> None:
+    """Passes if enough was judged, and nothing was left in doubt: what failed has test cases of its own."""
     case = ElementTree.SubElement(
         suite, "testcase", classname=suite.attrib["name"], name="search", time=f"{kernel.seconds:.3f}"
     )
-    if not kernel.cases:
-        ElementTree.SubElement(case, "skipped", message="no case was judged; raise --budget")
+    said = [remark.text for remark in remarks] or ([] if kernel.cases else ["no case was judged; raise --budget"])
+    if said:
+        report = ElementTree.SubElement(case, "error", type="not judged", message=_clean(said[0]))
+        report.text = _clean("\n".join([*said, *(line for remark in remarks for line in remark.details)]))
 
 
 def _finding(suite: Element, told: ToldFinding, result: CampaignResult, *, beside: ToldFinding | None) -> None:
@@ -132,13 +138,13 @@ def _why_skipped(told: ToldFinding) -> str:
     return told.status if told.disposition == "known" else ""
 
 
-def _trouble(suite: Element, result: CampaignResult) -> None:
+def _trouble(suite: Element, result: CampaignResult, remarks: Sequence[Remark]) -> None:
     """The campaign itself failed: a CI system must not show it as passed because no kernel did."""
     ElementTree.SubElement(suite, "properties")
     case = ElementTree.SubElement(suite, "testcase", classname="attnfuzz", name="campaign", time=suite.attrib["time"])
-    first = (result.troubles or (result.stop_reason,))[0].strip().splitlines()[-1]
+    first = remarks[0].text.splitlines()[-1] if remarks else result.stop_reason
     report = ElementTree.SubElement(case, "error", type=result.stop_reason, message=_clean(first))
-    report.text = _clean("\n\n".join(result.troubles))
+    report.text = _clean("\n\n".join(remark.text for remark in remarks))
 
 
 def _complete(suite: Element) -> None:

@@ -91,9 +91,11 @@ class LineReporter(Reporter):
             self.note(f"          {one_line(finding.case)}")
         elif event == "shrunk":
             self.note(describe("shrunk" if finding.shrunk_s is not None else "cut off", finding))
+        elif event == "known":  # its file, which may have been told, is gone
+            other = f": the same bug as #{finding.same_as}" if finding.same_as else ""
+            self.note(f"known bug #{finding.tag} {finding.declaration.target} {finding.failure.name}{other}")
         elif event != "smaller":
-            what = {"unconfirmed": "once only", "known": "known bug"}.get(event, event)
-            self.note(describe(what, finding, message=False))
+            self.note(describe("once only" if event == "unconfirmed" else event, finding, message=False))
         elif time.monotonic() - self._last_smaller >= _SMALLER_EVERY_S:
             self._last_smaller = time.monotonic()
             steps = count(finding.steps, "step")

@@ -17,6 +17,7 @@ from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.supports import as_call
 from attnfuzz.report.files import write_json
 from attnfuzz.report.findings import ToldFinding, kernels_in_order, told_findings, undecided
+from attnfuzz.report.remarks import Weight, remarks_on
 from attnfuzz.verdict import SourceLine
 
 _MINUTE_S = 60.0
@@ -92,12 +93,22 @@ class KernelSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     unsettled: bool = False
 
 
+class RemarkSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """A remark that reports make beside the findings. With one that is no ``note``, `explore` ends with 2 where nothing
+    was found. ``targets``: the kernels that it is about, all if none is named."""
+
+    weight: Weight
+    text: str
+    targets: tuple[str, ...] = ()
+
+
 class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """One campaign. ``elapsed_s`` includes the start-up; ``unreached`` names kernels that no case was judged on,
     ``too_few`` says of which too few were judged, and ``idle_oracles`` are those that were asked for by name and apply
     to no case that was drawn. ``first_case_s``: when the first case had been judged, and ``first_minute``: how many had
     been 60 seconds after the command began; ``compiling``: the part of the workers' time that went into compiling
-    kernels. ``environments`` are those that kernels ran in, where any were named.
+    kernels. ``environments`` are those that kernels ran in, where any were named. ``remarks``: what reports say beside
+    the findings.
 
     Kernels, and findings of each, are in the order of all reports: the worst first."""
 
@@ -114,6 +125,7 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     too_few: tuple[str, ...] = ()
     idle_oracles: tuple[OracleName, ...] = ()
     environments: tuple[EnvironmentSummary, ...] = ()
+    remarks: tuple[RemarkSummary, ...] = ()
 
 
 def summarise(result: CampaignResult) -> Summary:
@@ -156,6 +168,7 @@ def summarise(result: CampaignResult) -> Summary:
         too_few=sentences_of(result.too_few),
         idle_oracles=result.idle_oracles,
         environments=_environments(result),
+        remarks=tuple(RemarkSummary(weight=o.weight, text=o.text, targets=o.targets) for o in remarks_on(result)),
     )
 
 

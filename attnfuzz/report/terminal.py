@@ -6,7 +6,7 @@ import io
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType
@@ -16,31 +16,25 @@ from rich.text import Text
 
 from attnfuzz.campaign.environments import name_of
 from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.floor import sentences_of
 from attnfuzz.campaign.result import CampaignResult, Reporter, Statistics
 from attnfuzz.campaign.statistics import KernelStatistics, pairs_met
 from attnfuzz.campaign.stopping import format_duration
-from attnfuzz.campaign.triage.contract_gaps import restriction_of
-from attnfuzz.internal_errors import gpu_memory_ran_out
 from attnfuzz.isolation.pythons import Python
-from attnfuzz.oracles.registry import ACCURACY
 from attnfuzz.report.findings import (
     CLOSE_TO_THE_BOUND,
     ToldFinding,
     count,
     heading_of,
-    largest_ratio,
     restarts_of,
-    title_of,
     told_findings,
-    untried_words,
     what_was_found,
 )
+from attnfuzz.report.remarks import more_time, not_all_judged, remarks_on
 from attnfuzz.untrusted_text import only_printable
 
 _WIDTH_OF_FILES = 140
 """Columns where the output is no terminal: tables need some, and text is not wrapped there."""
-_MAX_REASONS = 3
+_MOST_DETAILS = 3
 
 
 def make_console() -> Console:
@@ -101,12 +95,15 @@ def print_result(console: Console, result: CampaignResult) -> None:
         before = heading
         for line in _finding_lines(told):
             console.print(line, soft_wrap=True)
-    for remark in _remarks_on(result):
-        console.print()
-        console.print(remark, soft_wrap=True)
+    remarks = remarks_on(result)
+    for remark in remarks:
+        if remark.weight != "unjudged":
+            console.print()
+            console.print(Text("\n   ".join((remark.text, *remark.details[:_MOST_DETAILS])), "yellow"), soft_wrap=True)
     console.print()
-    for line in _unjudged(result):
-        console.print(Text(line, style="bold yellow"), soft_wrap=True)
+    for remark in remarks:
+        if remark.weight == "unjudged":
+            console.print(Text(remark.text, style="bold yellow"), soft_wrap=True)
     console.print(Text(verdict_sentence(result), style="bold red" if result.fails else "bold"), soft_wrap=True)
     if (step := _next_step(result)) is not None:
         console.print(step, soft_wrap=True)
@@ -115,7 +112,7 @@ def print_result(console: Console, result: CampaignResult) -> None:
 def _next_step(result: CampaignResult) -> str | None:
     """The next step where nothing at all was found; None where there is something to look at, or to mend first."""
     is_over = result.stop_reason == "budget" and result.statistics.cases
-    if not is_over or result.findings or result.unconfirmed or result.troubles or any(_unjudged(result)):
+    if not is_over or result.findings or any(remark.weight != "note" for remark in remarks_on(result)):
         return None
     if all(":" not in target for target in result.statistics.kernels):
         return "these kernels come with attnfuzz; next, yours: attnfuzz explore path/to/your_kernel.py"
@@ -129,41 +126,6 @@ def _costs(statistics: Statistics) -> str:
     )
 
 
-def _unjudged(result: CampaignResult) -> Iterator[str]:
-    """Kernels that were not judged."""
-    yield from (f"{target} {why}" for target, why in result.never_returned.items())
-    if result.statistics.cases and (unreached := [one for one in result.unreached if one not in result.never_returned]):
-        yield _unreached(result, unreached)
-    yield from (f"{target}: {how_far}{_more_time(result)}" for target, how_far in result.unsettled.items())
-    yield from sentences_of(result.too_few)
-    for oracle in result.idle_oracles:
-        cases = count(result.statistics.cases, "case")
-        yield f"{oracle} applies to none of {cases} that were drawn: nothing is known of what it looks for"
-    ratio = largest_ratio(result.statistics)
-    if ratio > 1 and result.statistics.oracles and ACCURACY.name not in result.statistics.oracles:
-        yield f"errors reach {ratio:.3g} times their bound, which accuracy would object to: it was not asked"
-    if result.unquestioned:
-        asked = ", ".join(result.statistics.oracles)
-        yield f"no case of {', '.join(result.unquestioned)} was judged by {asked}, which does not apply there"
-
-
-def _unreached(result: CampaignResult, unreached: Sequence[str]) -> str:
-    """Which kernels nothing is known of: without this sentence "nothing found" would be taken for theirs too."""
-    number, remedy = len(unreached), _remedy(result)
-    was = "kernel was" if number == 1 else "kernels were"
-    return f"{number} {was} never reached: {', '.join(unreached)}{remedy}"
-
-
-def _remedy(result: CampaignResult) -> str:
-    """More time helps only where that ran out, and nothing else kept cases from being judged."""
-    kept = result.troubles or any(result.statistics.kernels[target].not_runnable for target in result.unreached)
-    return "" if kept else _more_time(result)
-
-
-def _more_time(result: CampaignResult) -> str:
-    return "; raise --budget" if result.stop_reason == "budget" else ""
-
-
 def verdict_sentence(result: CampaignResult) -> str:
     """The verdict of a campaign in one sentence, with the effort behind it."""
     statistics = result.statistics
@@ -175,9 +137,9 @@ def verdict_sentence(result: CampaignResult) -> str:
     )
     why = {"interrupted": "interrupted: ", "workers_lost": "every worker was lost: "}.get(result.stop_reason, "")
     if not statistics.cases and not result.findings:
-        return f"{why}no case was judged in {format_duration(result.elapsed_s)}{_remedy(result)}"
+        return f"{why}no case was judged in {format_duration(result.elapsed_s)}{more_time(result)}"
     found = what_was_found(result)
-    rest = "; not all was judged, as told above" if not result.findings and any(_unjudged(result)) else ""
+    rest = "; not all was judged, as told above" if not result.findings and not_all_judged(result) else ""
     return f"{why}{found}{',' if ',' in found or ';' in found else ''} in {effort}{rest}"
 
 
@@ -217,40 +179,6 @@ def _how_small(finding: Finding) -> str:
     if finding.shrunk_s is not None:
         return f"shrunk in {count(finding.steps, 'step')}"
     return "shrinking was cut off" if finding.steps or not finding.is_flaky else "not shrunk"
-
-
-def _doubt(finding: Finding) -> str:
-    if finding.runs:
-        return f"it did not fail again in {count(finding.runs, 'run')}"
-    return "time ran out before a second run; raise --budget"
-
-
-def _remarks_on(result: CampaignResult) -> Iterator[Text]:
-    """Further remarks, a paragraph each."""
-    kernels = result.statistics.kernels
-    for finding in result.unconfirmed:
-        title = f"not confirmed: {finding.declaration.target} {title_of(finding)}; {_doubt(finding)}"
-        yield Text.assemble((title, "yellow"), f"\n   {finding.failure.message}")
-    told = "cannot go on here" if result.stop_reason == "environment" else "internal error"
-    for trouble in result.troubles:
-        prefix = "not judged: " if gpu_memory_ran_out(trouble) else f"{told}: "
-        yield Text(f"{'' if trouble in result.of_problems else prefix}{trouble.strip()}", "yellow")
-    for target, kernel in kernels.items():  # that rest on more than they declare: the declaration to copy
-        refused = [one for one in result.findings_of(target) if not one.is_question]
-        if (restriction := restriction_of(kernel.declaration, refused)) is not None:
-            yield Text((f"{target}: " if len(kernels) > 1 else "") + str(restriction), "yellow")
-    for inferred in result.limited:  # what was not searched, and the declaration that makes that the contract
-        if inferred.settled:
-            yield Text(str(inferred), "yellow")
-    for target, how_far in result.unbuilt.items():
-        yield Text(f"{target}: {how_far}; no more of it was searched", "yellow")
-    for target, relation, cases in result.untried:
-        yield Text(f"{target}: {untried_words(relation, cases)}", "yellow")
-    for target, kernel in kernels.items():
-        if kernel.not_runnable:  # their number is in no other
-            number, why = sum(kernel.not_runnable.values()), "; ".join(sorted(kernel.not_runnable)[:_MAX_REASONS])
-            were = "case was" if number == 1 else "cases were"
-            yield Text(f"{target}: {number} {were} left out, not runnable here: {why}; use a GPU", "yellow")
 
 
 _Row = tuple[KernelStatistics, int]

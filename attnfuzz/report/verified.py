@@ -18,7 +18,8 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.registry import EXCEPTION
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.supports import as_call
-from attnfuzz.report.findings import ToldFinding, count, one_line, remedy_lines, told_findings, untried_words
+from attnfuzz.report.findings import ToldFinding, count, one_line, remedy_lines, told_findings
+from attnfuzz.report.remarks import untried_words
 
 FORMAT = "attnfuzz.verify/1"
 

@@ -23,8 +23,8 @@ from tests.audit.auditing import Part
 from tests.audit.mutating import mutated_bytes, mutated_document, nested, spliced
 from tests.audit.specimens import TINY
 from tests.audit.yard import Seen, faults_of
+from tests.common.named_features import named
 from tests.faults.campaigns import KERNELS
-from tests.unit.named_features import named
 
 Change = Callable[[dict[str, Any]], None]
 

@@ -16,11 +16,11 @@ from attnfuzz.judging import batch as batches
 from attnfuzz.judging.judge import judge, judge_batch
 from attnfuzz.strategies import cases
 from attnfuzz.verdict import Verdict
+from tests.common.drawing import drawn_from
 from tests.families import cache_write_kernels, packed_decode_kernels, sparse_decode_kernels
 from tests.families import wide_kernels as kernels
 from tests.families.searched import smallest_cases
 from tests.families.sparse_decode_kernels import attend
-from tests.unit.drawing import drawn_from
 
 KERNELS = {
     "cache_write": (cache_write_kernels, ("right", "padding", "token", "packed", "zeros")),

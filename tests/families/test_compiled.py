@@ -27,7 +27,7 @@ from attnfuzz.inputs.allocation import PlainAllocator, allocate
 from attnfuzz.inputs.registry import problem_of
 from attnfuzz.strategies import cases
 from tests.quality.compiled import Call, Compiler
-from tests.unit.drawing import drawn_from
+from tests.common.drawing import drawn_from
 
 name, draws = sys.argv[1:]
 (kernel,) = load_kernels(f"attnfuzz.families.{name}_kernels:{name}")
@@ -48,7 +48,7 @@ from attnfuzz.inputs.allocation import PlainAllocator, allocate
 from attnfuzz.inputs.registry import problem_of
 from attnfuzz.strategies import cases
 from tests.quality.compiled import Compiler
-from tests.unit.drawing import drawn_from
+from tests.common.drawing import drawn_from
 
 Compiler("sm_90")
 for name in sys.argv[1:]:

@@ -17,9 +17,9 @@ from attnfuzz.families.formats import FORMATS, rotation
 from attnfuzz.families.history import History, _batches
 from attnfuzz.kernels.recurrent import launch
 from attnfuzz.strategies import cases
+from tests.common.drawing import drawn_from
 from tests.families import cache_write_kernels, packed_decode_kernels
 from tests.families.searched import smallest_cases
-from tests.unit.drawing import drawn_from
 
 
 def test_numbers_are_those_of_the_formats() -> None:

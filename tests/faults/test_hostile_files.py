@@ -19,8 +19,8 @@ from attnfuzz.campaign.saved.state import AskedOf, CampaignState
 from attnfuzz.corpus import write_regression
 from attnfuzz.declaration import KernelLoadError
 from attnfuzz.judging.runner import Runner
-from tests.unit import sanitizer_stand_in
-from tests.unit.saved_findings import a_finding
+from tests.common import sanitizer_stand_in
+from tests.common.saved_findings import a_finding
 
 CLONE = Path(__file__).parents[2]
 HONEST = """

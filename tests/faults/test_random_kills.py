@@ -16,9 +16,9 @@ import pytest
 from attnfuzz.isolation.executor import Executor
 from attnfuzz.isolation.outcomes import Died, Reply
 from attnfuzz.isolation.zygote_client import Zygote
+from tests.common.execution_clients import SERVICES, assert_gone
 from tests.faults.campaigns import Campaign, assert_nothing_half_written, saved
 from tests.faults.families import Family, Role
-from tests.unit.execution_clients import SERVICES, assert_gone
 
 SEED = int(os.environ.get("ATTNFUZZ_FAULT_SEED", "0")) or secrets.randbits(32)
 """Printed with a failure; set the variable to have the same kills again."""

@@ -19,7 +19,7 @@ from tests.faults.families import Family
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.night  # by day: Ctrl-C, tests/unit/test_cli.py
+@pytest.mark.night  # by day: Ctrl-C, tests/commands/test_cli.py
 def test_a_signal_ends_a_campaign_in_order(tmp_path: Path, number: signal.Signals) -> None:
     """A scheduler's SIGTERM, or a lost connection, would lose what Ctrl-C keeps."""
     with Campaign(tmp_path, "--budget", "120s") as campaign:

@@ -16,8 +16,8 @@ from attnfuzz.declaration import KernelLoadError
 from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.report.summary import Summary
+from tests.common.in_process import attnfuzz
 from tests.faults.campaigns import KERNELS, Campaign, assert_nothing_half_written, saved
-from tests.unit.in_process import attnfuzz
 
 TALKING = Path(__file__).with_name("talking_kernels.py")
 REPORTS = ("--json", "a.json", "--junit", "a.xml", "--html", "a.html")

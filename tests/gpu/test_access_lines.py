@@ -10,7 +10,7 @@ import pytest
 from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.registry import OracleName
 from attnfuzz.verdict import Cause, Failure
-from tests.unit.test_judging_access_lines import CASE, KERNELS, marked
+from tests.processes.test_judging_access_lines import CASE, KERNELS, marked
 
 
 @pytest.fixture(scope="module")

@@ -93,7 +93,7 @@ def test_cases_outnumber_compilations(tmp_path: Path, record_property: Callable[
     """A format of its own for each case spends a GPU's time in a compiler; a single one meets few bugs.
 
     How far scouting comes beyond the first formats in these seconds is up to the machine. That it goes on, with its
-    share of the time, is tested in `tests/unit/test_campaign_sampling.py`.
+    share of the time, is tested in `tests/campaign/test_sampling.py`.
     """
     first_cases = explored(tmp_path, seed=1, workers=2)
     first_compiled = compiled(tmp_path)

@@ -68,7 +68,7 @@ def test_stray_write_is_measured(runner: Runner, broken: Broken) -> None:
     )
 
 
-KERNELS = Path(__file__).parents[1] / "unit" / "leaking_kernels.py"
+KERNELS = Path(__file__).parents[1] / "common" / "leaking_kernels.py"
 CASE = DenseDecodeCase(num_q_heads=2, num_kv_heads=1, head_size=16, seq_lens=(3,), scale=0.25, dtype="float32")
 
 

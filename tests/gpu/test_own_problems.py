@@ -10,10 +10,10 @@ import attnfuzz
 from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.strategies import cases
+from tests.cases.test_own_problems import KERNELS, check_others_are_searched
+from tests.common.drawing import drawn_from
 from tests.families import cache_write_kernels, wide_kernels
 from tests.judged_batches import judge_each
-from tests.unit.drawing import drawn_from
-from tests.unit.test_own_problems import KERNELS, check_others_are_searched
 
 
 def test_a_problem_that_raises_costs_its_kernels_alone(tmp_path: Path) -> None:

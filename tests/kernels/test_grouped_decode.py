@@ -17,7 +17,7 @@ from attnfuzz.judging.judge import judge
 from attnfuzz.kernels.common.device import GpuLimits, gpu_at
 from attnfuzz.kernels.grouped import launch as grouped_launch
 from attnfuzz.kernels.grouped.launch import grouped_decode, plan_grouped
-from tests.cases import paged_case
+from tests.sample_cases import paged_case
 
 Make = Callable[..., Any]
 

@@ -19,7 +19,7 @@ from attnfuzz.kernels import tuned
 from attnfuzz.kernels.common.device import GpuLimits
 from attnfuzz.kernels.grouped.launch import _launch
 from attnfuzz.kernels.q_block.heuristics import MAX_SEGMENTS, Launch, choose
-from tests.unit.timing_stand_ins import Pretended, times
+from tests.common.timing_stand_ins import Pretended, times
 
 RECORDS = Path(__file__).parents[2] / "docs" / "tuning"
 H100 = GpuLimits(132, 227 << 10, False, True, "NVIDIA H100 80GB HBM3", (9, 0))

@@ -13,7 +13,7 @@ import attnfuzz
 from attnfuzz.judging.judge import judge
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, SplitDecodeCase
 from attnfuzz.problems.recipes import Values
-from tests.cases import dense_case
+from tests.sample_cases import dense_case
 
 
 def change(name: str, index: tuple[int, ...], value: float) -> Any:

@@ -12,7 +12,7 @@ import torch
 from attnfuzz.judging.judge import judge
 from attnfuzz.oracles.exception import EnvironmentProblem
 from attnfuzz.problems.cases import Case, DenseDecodeCase
-from tests.unit import limited_kernels
+from tests.common import limited_kernels
 
 
 def raise_index_error(inputs: Any) -> None:

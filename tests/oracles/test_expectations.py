@@ -40,7 +40,7 @@ from attnfuzz.strategies import cases
 from attnfuzz.trials import expectations as distant_expectations
 from attnfuzz.trials.expectations import DistantExpectations, Expectation, expectations, on_device
 from attnfuzz.values.tokens import all_on_device
-from tests.cases import paged_case
+from tests.sample_cases import paged_case
 
 Request = tuple[Declaration, Case, Any]
 

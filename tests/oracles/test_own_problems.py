@@ -18,7 +18,7 @@ from attnfuzz.oracles.relations.graph_replay import GRAPH_REPLAY
 from attnfuzz.problems.open_cases import implementation_of
 from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import Failure, Relations
-from tests.unit.named_features import words
+from tests.common.named_features import words
 
 
 class Halve(attnfuzz.Problem):

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 _HERE = Path(__file__).with_name("plain_kernels.py")
-_UNIT = Path(__file__).parents[1] / "unit" / "plain_kernels.py"
+_UNIT = Path(__file__).parents[1] / "common" / "plain_kernels.py"
 
 
 class Told(msgspec.Struct):

@@ -23,8 +23,8 @@ from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supports import Supports
 from attnfuzz.strategies.sizes import CPU_SIZES, GPU_SIZES
 from attnfuzz.values import attention_values
-from tests.unit.drawing import drawn_cases
-from tests.unit.tensor_cores import HOPPER, VOLTA, Unit
+from tests.common.drawing import drawn_cases
+from tests.common.tensor_cores import HOPPER, VOLTA, Unit
 
 Result = tuple[Tensor, Tensor]
 TARGET = 0.2

@@ -17,7 +17,7 @@ from typing import Any
 from attnfuzz.problems.cases import Problem
 from attnfuzz.problems.supports import Supports
 from attnfuzz.strategies import CPU_SIZES, GPU_SIZES
-from tests.unit.drawing import drawn_cases
+from tests.common.drawing import drawn_cases
 
 TILES = (16, 32, 64, 128)
 BLOCK = 16

@@ -22,7 +22,7 @@ from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.strategies.sizes import CPU_SIZES, GPU_SIZES, Sizes
 from attnfuzz.testing.loading import load_here
 from attnfuzz.trials.expectations import expectations
-from tests.unit.drawing import drawn_cases
+from tests.common.drawing import drawn_cases
 
 KERNELS = ("dense_naive", "paged_naive", "paged_split_k", "paged_grouped", "paged_attention_v2", "split_k_partials",
            "paged_attention_q_block", "paged_attention_segments")  # fmt: skip

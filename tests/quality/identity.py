@@ -29,7 +29,7 @@ from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase, PagedDecodeCase, encode_case
 from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import Cause, Failure
-from tests.unit.search_bench import Bug, findings
+from tests.common.search_bench import Bug, findings
 
 TRIPLES = 24
 """Campaigns of three bugs, drawn once and for all."""

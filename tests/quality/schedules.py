@@ -32,9 +32,9 @@ from attnfuzz.strategies import GPU_SIZES
 from attnfuzz.trials.observation import KernelRaised
 from attnfuzz.trials.trial import Trial
 from attnfuzz.triton_compat.compiling import CompileTimes
+from tests.common.drawing import drawn_cases
 from tests.gpu.bundled_cases import BUNDLED
 from tests.oracles.relations import racing_kernels
-from tests.unit.drawing import drawn_cases
 
 RACES = Path(racing_kernels.__file__)
 _LEFT_OUT = {DELAYS.name, GUARD_PAGE.name, PAGE_RELOCATION.name}

@@ -9,8 +9,8 @@ import torch
 
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.declared_numerics import Numerics
+from tests.common.tensor_cores import HOPPER, HOPPER_FP8, VOLTA
 from tests.quality.designs import DESIGNS, TARGET, Design, drawn_of, largest_ratios
-from tests.unit.tensor_cores import HOPPER, HOPPER_FP8, VOLTA
 
 CASES = 40
 _MORE = 400

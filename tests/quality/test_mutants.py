@@ -32,7 +32,7 @@ def search() -> Iterator[Search]:
 
 
 @pytest.mark.parametrize("name", [mutant.name for mutant in MUTANTS if mutant.in_suite])
-@pytest.mark.night  # by day: tests/oracles, and tests/unit/test_readme.py for a search
+@pytest.mark.night  # by day: tests/oracles, and tests/house/test_readme.py for a search
 def test_found_shrunk_and_absent_from_the_correct_kernel(name: str, tmp_path: Path, runner: Runner) -> None:
     """A bug of a kind that has shipped in public kernels would be missed, reported large, or blamed on a right one."""
     mutant = mutant_named(name)

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.declared_numerics import Numerics
+from tests.common.tensor_cores import HOPPER_FP8
 from tests.quality.designs import Design, Result, drawn_of, ratios
-from tests.unit.tensor_cores import HOPPER_FP8
 
 DECLARED = (Numerics(), Numerics(row_sum="float32", partials="float32"))
 

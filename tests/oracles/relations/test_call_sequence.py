@@ -32,9 +32,9 @@ from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.trials.observation import observe
 from attnfuzz.trials.trial import Trial
 from attnfuzz.verdict import Failure
-from tests.cases import paged_case
 from tests.quality.mutants import Edit, Mutant
 from tests.quality.planting import plant
+from tests.sample_cases import paged_case
 
 KERNELS = Path(__file__).with_name("remembering_kernels.py")
 PLANNING = Path(__file__).with_name("planning_kernels.py")

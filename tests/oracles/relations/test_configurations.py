@@ -17,7 +17,7 @@ from attnfuzz.oracles.relations.configurations import CONFIGURATIONS
 from attnfuzz.problems.recipes import Values
 from attnfuzz.trials.trial import Trial
 from attnfuzz.triton_compat import configurations
-from tests.cases import dense_case
+from tests.sample_cases import dense_case
 
 from .objections import objection
 

@@ -12,8 +12,8 @@ from attnfuzz.mistake import WITHOUT_WEIGHT
 from attnfuzz.oracles.registry import DEFAULT_ORACLES
 from attnfuzz.oracles.relations.catalogue import chosen
 from attnfuzz.strategies import cases
+from tests.common.drawing import drawn_from
 from tests.oracles.relations import contained_kernels as kernels
-from tests.unit.drawing import drawn_from
 
 PAGED = {"lengths": (5, 9), "num_kv_heads": 2, "block_size": 4, "page_order": "shuffled", "dtype": "float16"}
 SPARSE = {"named": (3, 0), "sentinel": "-1", "dtype": "float16"}

@@ -11,7 +11,7 @@ from attnfuzz.declaration import Kernel, load_kernels
 from attnfuzz.judging.judge import judge
 from attnfuzz.oracles.relations.schedules import PROGRAM_ORDER
 from attnfuzz.problems.recipes import Values
-from tests.cases import dense_case
+from tests.sample_cases import dense_case
 from tests.scripts import run_script
 
 from .objections import objection
