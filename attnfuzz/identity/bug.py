@@ -1,9 +1,9 @@
 """Bugs that are known, which failures they predict, and which findings are one bug. Torch-free.
 
 A cause that was told decides: a failure has among its causes every mistake that gives its very result. Of two accesses
-to memory that the kernel must leave alone, so does the line, where it is the same. Where neither decides, a failure
-that shows alike, of a case with all that the bug needs, is presumed to be it. Between findings that show differently
-the part of the kernel decides that both are about.
+to memory that the kernel must leave alone, and of two indices out of range, so does the line, where it is the same.
+Where neither decides, a failure that shows alike, of a case with all that the bug needs, is presumed to be it. Between
+findings that show differently the part of the kernel decides that both are about.
 """
 
 from __future__ import annotations
@@ -270,7 +270,7 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
     - ``own``: which of the mistakes that the problem knows it is, if it is one; it gives all results of several cases.
     - ``results``: the tensors that are concerned, if known.
     - ``missing``: the declaration that it misses, as field and value.
-    - ``line``: where it reads or writes what it must not, if that is known to be one line.
+    - ``line``: where it reads or writes what it must not, or an index is out of range, if that is known to be one line.
     - ``rough``: it has not been shrunk, so that it may need less than its ``features``.
     - ``flaky``: it does not show in every run.
     - ``finding``: the tag of the finding that tells it; failures that it predicts are counted as that one's.
@@ -299,6 +299,7 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
         symptom = Symptom.of(kernel, said)
         is_of_an_access = symptom.is_fault or symptom.oracle == RED_ZONE.name  # whatever it is of, its line is wrong
         causes = said.causes if isinstance(said, Failure) else [Cause(mistake=said.cause)]
+        raised_at = said.raised_at if isinstance(said, Failure) and symptom.is_of_index else None
         return cls(
             kernel=kernel,
             oracle=symptom.oracle,
@@ -309,7 +310,7 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
             own=causes[0].way if [one.mistake for one in causes] == [OF_PROBLEM] else "",
             results=_results(said),
             missing=frozenset(said.remedy.items() if isinstance(said, Failure) else ()),
-            line=said.sources[0] if len(said.sources) == 1 and is_of_an_access else None,
+            line=said.sources[0] if len(said.sources) == 1 and is_of_an_access else raised_at,
             **more,
         )
 
