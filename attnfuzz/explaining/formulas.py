@@ -716,11 +716,6 @@ def _wrong_sinks(row: AttentionRow) -> Iterator[Predicted]:
     for way, token in (("first", row.seen[0]), ("last", row.seen[-1])):
         words = f"the weight of the sink goes to the {way} key, too"
         yield Predicted(row.expected + of_sink * row.v[token], None, f"to the {way} key", words)
-    if row.got_lse is None:  # as if it were left out
-        return
-    out, _ = row.averaged(row.log_weights, sink=-math.inf)
-    words = "the sink is in the LSE, but the output is not divided by it"
-    yield Predicted(out, row.lse, "not in the divisor", words)
 
 
 def _sizes_of_units(row: AttentionRow) -> dict[str, int]:
