@@ -48,8 +48,8 @@ _TILES = 64
 """Keys before a window that begins with a tile, of whatever size up to that."""
 _SMALL_PAGES, _LARGE_PAGES = (4, 8), (16, 32)
 """Page sizes, one of which is another than the case's."""
-_FULL = 11
-"""Pages, which kernels split into no equal parts."""
+_PAGES = (5, 7, 11, 13, 19)
+"""Numbers of pages that kernels split into no equal parts."""
 _OTHER_SEEDS = 4
 _MORE = (3, 6, 11)
 """Of what cases of a user's own problem count."""
@@ -141,8 +141,8 @@ def maxima_cases(case: AttentionCase) -> Iterator[AttentionCase]:
 
 
 def _of_other_pages(case: AttentionCase) -> Iterator[AttentionCase | None]:
-    """More than two pages of another size, and an odd number of small ones, which are full: what is about a page is not
-    about a token, nor about a tile of that size."""
+    """More than two pages of another size, and some small ones, which are full: what is about a page is not about a
+    token, nor about a tile of that size, nor a split."""
     page = case.page_size
     if not page:
         return
@@ -151,7 +151,7 @@ def _of_other_pages(case: AttentionCase) -> Iterator[AttentionCase | None]:
     full = next(size for size in _SMALL_PAGES if size != page)
     for size, kept in (
         (partial, [max(length, 2 * partial + partial // 2) for length in case.seq_lens]),
-        (full, [(max(length, _FULL * full) // (2 * full) * 2 + 1) * full for length in case.seq_lens]),
+        (full, [full * next(n for n in _PAGES if n * full >= min(length, _LONG)) for length in case.seq_lens]),
     ):
         longer = with_lengths(case, tuple(new if old else 0 for old, new in zip(case.seq_lens, kept, strict=True)))
         values = None if longer is None else plain_values(longer, (case.values.seed + _SEEDS[0]) % (1 << 32))
