@@ -15,6 +15,8 @@ KEPT_BETWEEN_CALLS = "kept_between_calls"
 """A case fails after other calls, and passes in a process of its own."""
 LSE_TRANSPOSED = "lse_transposed"
 """The log-sum-exp has its axes, heads and rows, the other way round."""
+OF_PROBLEM = "mistaken"
+"""One of the mistakes that the problem knows, which gives all results of several cases; its way says which."""
 RACE = "race"
 """The result depends on the order in which the programs of a launch run."""
 NARROW_OFFSETS = "narrow_offsets"
@@ -65,7 +67,9 @@ _KNOWN = (
         "maximum_begins_finite",
         "maximum_not_kept",
         "maximum_not_subtracted",
+        "maximum_of_one_part",
         "partial_lse_rounded",
+        "range_of_float16",
         "rounded_weights_summed",
         "scores_rounded",
         "sums_rounded",

@@ -178,6 +178,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     - ``blame``: what it points to;
     - ``remedy``: the fields of `Supports` that a kernel declares which is meant to do this, with their values;
     - ``sources``: the lines of the kernel that its cause comes from, if they are known;
+    - ``raised_at``: the line of the kernel that raised, of an exception;
     - ``misuse``: what to write instead, where the kernel cannot be called as it is written, whatever the case.
 
     Wherever one is made, or read from what another process sent, what a kernel said in it is fit to be shown and kept.
@@ -194,6 +195,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     blame: Blame = Blame()
     remedy: dict[str, str | bool] = {}
     sources: Annotated[tuple[SourceLine, ...], _FEW] = ()
+    raised_at: SourceLine | None = None
     misuse: str = ""
 
     def __post_init__(self) -> None:

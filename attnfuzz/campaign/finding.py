@@ -37,11 +37,11 @@ class Finding:
     ``shrunk_s`` (None until shrinking has ended by itself) are seconds since the campaign began. ``known_as`` is the
     file of an earlier campaign with the same signature, ``replaces`` one whose case was larger. ``tag`` is a short hash
     of what was first seen: by it all lines about one finding are known, however small its case becomes. ``also``: other
-    findings that this one stands for. ``remedy``: the declaration, if there is one, that says that the kernel is not
-    meant to do better. ``cases_seen``: failing cases of the campaign that were put down to it, the first one included.
-    ``weights``: what the kernel gave to each token, where that was measured. ``declarable`` unless the kernel failed
-    within the declaration that would end it. ``same_as``: the tag of a finding of the same bug, where cases near the
-    case have told that. ``python``: where it was found, if not in the driver's environment;
+    findings that this one stands for; ``merged``: their bugs. ``remedy``: the declaration, if there is one, that says
+    that the kernel is not meant to do better. ``cases_seen``: failing cases of the campaign that were put down to it,
+    the first one included. ``weights``: what the kernel gave to each token, where that was measured. ``declarable``
+    unless the kernel failed within the declaration that would end it. ``same_as``: the tag of a finding of the same
+    bug, where cases near the case have told that. ``python``: where it was found, if not in the driver's environment;
     ``outcomes``: what comes of the case in each environment, where several are compared.
     """
 
@@ -63,6 +63,7 @@ class Finding:
     seen_after: tuple[Case, ...] = ()
     tag: str = ""
     also: tuple[Sight, ...] = ()
+    merged: tuple[Bug, ...] = ()
     remedy: Supports | None = None
     cases_seen: int = 1
     weights: tuple[WeightedRow, ...] = ()
@@ -87,6 +88,7 @@ class Finding:
         failure = other.failure
         its = Sight(oracle=failure.oracle, kind=failure.kind, message=failure.message, features=features)
         self.also = one_of_each((*self.also, its, *other.also))
+        self.merged = (*self.merged, *(() if other.is_unfinished else (other.bug,)), *other.merged)
 
     def sights(self) -> Iterator[frozenset[Feature]]:
         """The features of each bug that this finding has come to stand for."""

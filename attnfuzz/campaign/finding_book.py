@@ -253,6 +253,7 @@ class FindingBook:
     def _is_merged(self, finding: Finding) -> bool:
         """Whether a finding that is done with goes into another, which is the same bug."""
         finding.minimised = True
+        is_merged = False
         while (other := self._same_bug_as(finding)) is not None:
             kept, dropped = sorted((other, finding), key=_preference)
             kept.first_seen_s = min(kept.first_seen_s, dropped.first_seen_s)
@@ -264,10 +265,11 @@ class FindingBook:
             self._drop(dropped)
             if dropped is finding:
                 finding.same_as = kept.tag
-                self._folder.save(kept)
                 self._reporter.finding("known", finding)
-                return True
-        return False
+                is_merged, finding = True, kept  # which may be one with others, now that it stands for more
+            if is_merged:
+                self._folder.save(kept)
+        return is_merged
 
     def _same_bug_as(self, finding: Finding) -> Finding | None:
         """The settled finding that has most in common with ``finding``, if they are one bug.
@@ -281,7 +283,7 @@ class FindingBook:
             if (
                 _have_one_cause(finding, other)
                 if other.is_question != finding.is_question
-                else are_one(finding, other) or self._by_tag.get(finding.same_as) is other
+                else _are_one(finding, other) or self._by_tag.get(finding.same_as) is other
             )
         ]
         if finding.is_unfinished and not finding.failure.cause and sum(not one.is_unfinished for one in same) > 1:
@@ -297,6 +299,16 @@ class FindingBook:
     def _drop(self, finding: Finding) -> None:
         self.findings.remove(finding)
         self._folder.forget(finding)
+
+
+def _are_one(finding: Finding, other: Finding) -> bool:
+    """Whether two findings are taken for one bug, as they are told or as one of them showed that was merged."""
+    if are_one(finding, other):
+        return True
+    if finding.bug.is_told_apart_from(other.bug):
+        return False
+    pairs = ((finding, other), (other, finding))
+    return any(bug.predicts(its.bug) for mine, its in pairs for bug in mine.merged)
 
 
 def _have_one_cause(finding: Finding, other: Finding) -> bool:

@@ -21,9 +21,9 @@ from attnfuzz.explaining import formulas, tokens
 from attnfuzz.explaining.explanation import in_a_similar_case, in_words
 from attnfuzz.explaining.low_precision import LOWEST_EXPONENT, OF_EMPTY_ROWS
 from attnfuzz.explaining.merges import OF_MERGES, both_sides_empty, empty_sides, merged_row
-from attnfuzz.explaining.mistakes import REFUTED, Family, Key, Maker, Match, family, matches, silent
-from attnfuzz.explaining.neighbours import beside_empty, largest_first, neighbours, rounding_cases
-from attnfuzz.explaining.precision import OF_SOME_NUMBERS, Precision
+from attnfuzz.explaining.mistakes import REFUTED, Family, Key, Maker, Match, family, in_output_alone, matches, silent
+from attnfuzz.explaining.neighbours import beside_empty, maxima_cases, neighbours, rounding_cases
+from attnfuzz.explaining.precision import OF_MAXIMA, OF_SOME_NUMBERS, Precision
 from attnfuzz.explaining.rounding_diagnosis import MOST_ROWS, WrongRows
 from attnfuzz.explaining.row import AttentionRow, AveragedRow
 from attnfuzz.inputs.reference import merge_all
@@ -116,7 +116,6 @@ IN_GENERAL = {
 
 OF_PLACES = frozenset({PAST_THE_END, "another_length", "another_page", "block_table"})
 """Mistakes that read memory which is not the row's own."""
-OF_MAXIMA = frozenset({"maximum_not_kept", "maximum_not_subtracted"})
 OF_VALUES = frozenset({"another_tensor", "score_columns", "value_columns"})
 """Mistakes of which measured weights say nothing, since other values have been put in the place of the case's."""
 
@@ -142,7 +141,7 @@ _ENOUGH_WEIGHTS = 4
 """Measured weights of a row, of which three are free: no mistake gives them all by chance."""
 _FEWEST_EMPTY = 3
 """Rows without keys that read as many as another sequence has."""
-_MOST_NEIGHBOURS = 11
+_MOST_NEIGHBOURS = 12
 """Runs beside the failing one."""
 _FAR_OFF = 0.05
 """Part of the largest number of a row: few roundings to 8 bits make so large an error."""
@@ -234,8 +233,7 @@ def diagnose(
     if among is None and isinstance(case, AttentionCase) and (rows.are_nearly_right or not found.is_settled):
         found.decide(precision_of(nearby(rounding_cases(case)), poison), rows)
     if isinstance(case, AttentionCase) and any(one.mistake in OF_MAXIMA for one in found.causes):
-        for other, compared in nearby(largest_first(case)):
-            found.drop_maxima(_Rows(other, poison, compared))
+        found.decide_maximum([_Rows(other, poison, compared) for other, compared in nearby(maxima_cases(case))], runs)
     found.retell(rows.at((number, head)))
     told = found.told()
     return Diagnosis(
@@ -494,15 +492,38 @@ class Survivors:
             others = ()
         self.causes = others or tuple(map(rounded.as_told, near))
 
-    def drop_maxima(self, rows: _Rows) -> None:
-        """Drop what would make a right row wrong of which the first score is the largest, and far above the others.
+    def decide_maximum(self, runs: Sequence[_Rows], ordinary: Sequence[_Rows]) -> None:
+        """Let ``runs``, of scores that overflow exp beside one maximum or another, say which one is subtracted.
 
-        Where the maximum of a part is taken for that of all, later scores overflow as without any, and these do not.
+        Each shows one of the mistakes that another leaves right, so that NaN tells there what it is, which it does not
+        elsewhere. One is the cause if it alone gives all of these runs, and no ``ordinary`` one is wrong in a way that
+        is not its own.
         """
-        right = [row for row in rows.right(_MOST_RIGHT_OF_NEIGHBOUR) if isinstance(row, AttentionRow)]
-        asked = [one for one in self.causes if one.mistake in OF_MAXIMA]
-        refuted = _rounded(rows, [], right, OF_MAXIMA).refuted(asked) if right else set()
-        self.causes = tuple(one for one in self.causes if _key(one) not in refuted)
+        every = OF_MAXIMA | {OF_EMPTY_ROWS}
+        asked = tuple(one for one in self.causes if one.mistake in every)
+        others = tuple(one for one in self.causes if one not in asked)
+        is_shown = False
+        for rows in runs:
+            wrong, right = (
+                [row for row in found if isinstance(row, AttentionRow)]
+                for found in (rows.wrong(_MOST_OF_NEIGHBOUR), rows.right(_MOST_RIGHT_OF_NEIGHBOUR))
+            )
+            refuted = _rounded(rows, [], right, every).refuted(asked) if right else set()
+            given = _rounded(rows, wrong, [], every).kept(asked) if wrong else set(map(_key, asked))
+            asked = tuple(one for one in asked if _key(one) in given - refuted)
+            is_shown |= bool(wrong)
+        self.causes = (*asked, *others)
+        wrong_elsewhere = ([row for row in rows.wrong() if isinstance(row, AttentionRow)] for rows in ordinary)
+        if (
+            is_shown
+            and len(asked) == 1
+            and asked[0].mistake in OF_MAXIMA
+            and all(_rounded(ordinary[0], wrong, [], every).kept(asked) for wrong in wrong_elsewhere if wrong)
+        ):
+            self.causes, self._is_near, self._is_finite = asked, False, True
+            self._borne_out += [rows.run for rows in runs]
+            self._unexplained.clear()
+            self._is_general = True
 
     @property
     def _replayed(self) -> Collection[str] | None:
@@ -776,9 +797,11 @@ def _refuted_by(right: Sequence[AveragedRow], keys: Iterable[Key]) -> set[Key]:
     wanted = set(keys)
     found: set[Key] = set()
     for row in right:
-        for one in _replays(row, {mistake for mistake, _ in wanted}):
-            is_wrong = ((one.left_open(row) > REFUTED) & ~one.leaves_open(row)).tolist()
-            found |= {(one.cause, way) for way, wrong in zip(one.ways, is_wrong, strict=True) if wrong}
+        for replayed in _replays(row, {mistake for mistake, _ in wanted}):
+            for one in (replayed, in_output_alone(replayed)):
+                if any((one.cause, way) in wanted for way in one.ways):
+                    is_wrong = ((one.left_open(row) > REFUTED) & ~one.leaves_open(row)).tolist()
+                    found |= {(one.cause, way) for way, wrong in zip(one.ways, is_wrong, strict=True) if wrong}
     return wanted & found
 
 

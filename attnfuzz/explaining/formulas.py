@@ -327,6 +327,7 @@ def lse_formulas(row: AttentionRow) -> Iterator[Family]:
     yield from lse_bases(row)
     yield from family("lse_formula", (Predicted(row.expected, lse, words, words) for words, lse in lses.items()))
     yield from family("lse_formula", _sums_of_parts(row))
+    yield from family("lse_formula", _without_a_part(row))
 
 
 def _sums_of_parts(row: AttentionRow) -> Iterator[Predicted]:
@@ -389,6 +390,23 @@ def partial_states(row: AttentionRow) -> Iterator[Predicted]:
             for part_of, names in _partitions(row, fewest=1).items()
         ]
         yield from _of_each(told, given)
+
+
+def _without_a_part(row: AttentionRow) -> Iterator[Predicted]:
+    """Log-sum-exps of all parts but one, or of one alone, beside an output of all."""
+    for part_of, names in _partitions(row).items():
+        lses = in_parts(row.log_weights, part_of).logsumexp(1)
+        end = len(lses) - 1
+        positions = [[t for t, part in enumerate(part_of) if part == which] for which in (0, end)]
+        for which, part, chosen in zip(("first", "last"), (0, end), positions, strict=True):
+            others = torch.cat((lses[:part], lses[part + 1 :], row.sink[None])).logsumexp(0)
+            alone = torch.stack((lses[part], row.sink)).logsumexp(0)
+            tokens = f"{row.tokens(chosen)} of sequence {row.seq}"
+            for name in names:
+                rule = f"the {which} of {name}"
+                yield Predicted(row.expected, float(others), f"without {rule}", f"lse leaves out {tokens}", rule)
+                if end > 1:  # or it is that without the other one
+                    yield Predicted(row.expected, float(alone), f"of {rule}", f"lse is that of {tokens} alone", rule)
 
 
 _Given = tuple[list[str], tuple[Tensor, Tensor]]
@@ -698,11 +716,6 @@ def _wrong_sinks(row: AttentionRow) -> Iterator[Predicted]:
     for way, token in (("first", row.seen[0]), ("last", row.seen[-1])):
         words = f"the weight of the sink goes to the {way} key, too"
         yield Predicted(row.expected + of_sink * row.v[token], None, f"to the {way} key", words)
-    if row.got_lse is None:  # as if it were left out
-        return
-    out, _ = row.averaged(row.log_weights, sink=-math.inf)
-    words = "the sink is in the LSE, but the output is not divided by it"
-    yield Predicted(out, row.lse, "not in the divisor", words)
 
 
 def _sizes_of_units(row: AttentionRow) -> dict[str, int]:

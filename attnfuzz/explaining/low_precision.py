@@ -40,8 +40,8 @@ OF_EMPTY_ROWS = "maximum_begins_finite"
 """The one mistake of these that makes rows without keys wrong, too."""
 LOWEST_EXPONENT = -1000.0
 """exp is 0 of all that is lower, in whatever format."""
-_LOWEST_OF_FLOAT32 = -104.0
-"""float32's exp is 0 of all that is lower."""
+_LOWEST_OF_FLOAT32, _LARGEST_OF_FLOAT32 = -104.0, math.log(torch.finfo(torch.float32).max)
+"""float32's exp is 0 of all that is lower, and infinite of all that is larger."""
 _HARMLESS_FALL = 40.0
 """Scores no further apart overflow in no order, whatever their number: exp gives 2.4e17."""
 _LOG_OF_KEYS = 10.0
@@ -169,10 +169,13 @@ def groups(
         yield Group("cut_off", name), _cut_off(row, name)
     if own == "float16":
         yield Group("flushed"), _flushed(row)
+    if own == "bfloat16":
+        yield Group("range_of_float16"), _in_range_of_float16(row)
     yield Group("converted"), _converted(row)
     yield Group("maximum_not_subtracted"), _without_maximum(row)
     yield Group(OF_EMPTY_ROWS), _finite_maximum(row)
     yield Group("maximum_not_kept"), _maximum_of_each_tile(row)
+    yield Group("maximum_of_one_part"), _maximum_of_one_part(row)
 
 
 def _told(which: str, row: AttentionRow, name: str) -> str:
@@ -473,6 +476,14 @@ def _flushed(row: AttentionRow) -> Iterator[Rounding]:
         yield _rounding("flushed", name, words, [(made, row.lse)])
 
 
+def _in_range_of_float16(row: AttentionRow) -> Iterator[Rounding]:
+    """V, its weighted sum or the average in float16 on the way, which holds no number as small as bfloat16 does."""
+    rounded = _rounding_to("float16")
+    outs = (row.shares @ rounded(row.v), rounded(row.weights @ row.v) / row.total, rounded(row.expected))
+    words = f"V, or what is summed of weights x V, is float16 on the way, where numbers below {2.0**-25:.1g} are 0"
+    yield _rounding("range_of_float16", "float16 on the way", words, [(out, row.lse) for out in outs])
+
+
 def _converted(row: AttentionRow) -> Iterator[Rounding]:
     """Keys and values that take a dtype of fewer bits, or of a smaller range, before they are multiplied."""
     for name in _SHORTER:
@@ -491,12 +502,14 @@ def _converted(row: AttentionRow) -> Iterator[Rounding]:
 def _without_maximum(row: AttentionRow) -> Iterator[Rounding]:
     """exp of float32 scores as they are: it overflows at 88.7, and becomes 0 at -87.3 or, with subnormals, at -104."""
     scores = torch.cat((row.log_weights, row.sink[None]))
-    ways = []
+    ways: list[tuple[Tensor, Tensor | float]] = []
     for smallest in (torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).smallest_normal * 2.0**-23):
         weights = scores.clamp(max=_LARGEST_EXPONENT).exp()
         weights = torch.where(weights > torch.finfo(torch.float32).max, torch.inf, weights)
         weights = torch.where(weights < smallest, 0.0, weights)
-        ways.append(((weights[:-1] @ row.v) / weights.sum(), weights.sum().log()))
+        ways += _beside_any_lse(row, (weights[:-1] @ row.v) / weights.sum(), weights.sum().log())
+        if not weights.sum():  # by which some kernels do not divide
+            ways += _beside_any_lse(row, torch.zeros_like(row.expected), -math.inf)
     flows = "overflows float32 at 88.7" if row.top > 0 else "underflows float32"
     words = f"exp {flows}: the maximum, {row.top:.4g}, is not subtracted from the scores"
     yield _rounding("maximum_not_subtracted", "no maximum", words, ways)
@@ -547,10 +560,36 @@ def _maximum_of_each_tile(row: AttentionRow) -> Iterator[Rounding]:
         tiles = set()
     found = [_by_tiles(scores, row.v, tile) for tile in tiles if tile < len(scores)]
     ways: list[tuple[Tensor, Tensor | float]] = [(out, lse) for out, lse in found if not bool(out.isfinite().all())]
+    others = _beside_any_lse(row, *ways[0])[1:] if ways else []
     if len(ways) < len(tiles) or not tiles:
         ways.append((row.expected, row.lse))
+    ways += others
     words = "the maximum is that of each tile, not the largest so far, and what was summed before overflows float32"
     yield _rounding("maximum_not_kept", "maximum of each tile", words, ways)
+
+
+def _maximum_of_one_part(row: AttentionRow) -> Iterator[Rounding]:
+    """One maximum for all, that of the first or last tile, page or split: right, unless a score is far above it."""
+    scores, number = row.log_weights, row.num_tokens
+    sizes = {*tiles_of(row), *(-(-number // parts) for parts in _SPLITS)}
+    for which in ("first", "last"):
+        parts = (scores[:size] if which == "first" else scores[(number - 1) // size * size :] for size in sizes)
+        overflows = [row.top - float(part.max()) > _LARGEST_OF_FLOAT32 for part in parts]
+        ways: list[tuple[Tensor, Tensor | float]] = []
+        if any(overflows):
+            ways += _beside_any_lse(row, torch.full_like(row.expected, torch.nan), math.inf)
+        if not all(overflows):
+            ways.append((row.expected, row.lse))
+        words = (
+            f"exp overflows float32 at 88.7: what is subtracted is the maximum of the {which} tile or split alone, "
+            f"and the largest score is {row.top:.4g}"
+        )
+        yield _rounding("maximum_of_one_part", f"{which} part", words, ways)
+
+
+def _beside_any_lse(row: AttentionRow, out: Tensor, lse: Tensor | float) -> list[tuple[Tensor, Tensor | float]]:
+    """An output with its own log-sum-exp, with NaN, as 0 x inf makes it, and with the right one, computed apart."""
+    return [(out, lse), (out, math.nan), (out, row.lse)]
 
 
 def _by_tiles(scores: Scores, v: Tensor, tile: int) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ from attnfuzz.cases.facets.sequences import with_lengths
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, VarlenCase, encode_case
 from attnfuzz.problems.fields import Choice, Integer, Integers, Seed
 from attnfuzz.problems.open_cases import OpenCase
-from attnfuzz.problems.recipes import MAX_LOGIT_EXPONENT, MIN_LOGIT_EXPONENT, STRIDE_KINDS, Values
+from attnfuzz.problems.recipes import MAX_LOGIT_EXPONENT, MIN_LOGIT_EXPONENT, STRIDE_KINDS, Needle, Values
 from attnfuzz.problems.repeated import plain_values
 
 _SEEDS = (0x2545F491, 0x9E3779B1)
@@ -34,7 +34,12 @@ _ROWS = 8
 _ONE_TILE, _WHOLE_TILES, _MOST_KEYS = 16, 64, 192
 _MEAN_MAGNITUDE = 0.625
 """Of queries where keys are "equal" or "falling"."""
-_OVERFLOWS = 300.0
+_OVERFLOWS, _NEARLY_OVERFLOWS = 226.0, 56.0
+"""Scores that overflow exp in float32, and that do not, also if they are 1.4 times as large or small."""
+_BESIDE_A_NEEDLE, _MOST_NEEDLES = 20.0, 64
+"""A score, of which that of a needle is 16 times as large."""
+_OF_NEGATIVE = 160
+"""So many times as far below 0 as equal scores above it are the "negative" ones."""
 _FALL = 6.0
 """Between the largest and the smallest score, in which exp makes normal numbers of any format."""
 _MORE_THAN_A_TILE = 37
@@ -43,6 +48,8 @@ _TILES = 64
 """Keys before a window that begins with a tile, of whatever size up to that."""
 _SMALL_PAGES, _LARGE_PAGES = (4, 8), (16, 32)
 """Page sizes, one of which is another than the case's."""
+_PAGES = (5, 7, 11, 13, 19)
+"""Numbers of pages that kernels split into no equal parts."""
 _OTHER_SEEDS = 4
 _MORE = (3, 6, 11)
 """Of what cases of a user's own problem count."""
@@ -68,7 +75,7 @@ def _of_attention(case: AttentionCase) -> Iterator[AttentionCase]:
     seen = {encode_case(case)}
     for one in (
         *_told_by_numbers(case),
-        _of_other_pages(case),
+        *_of_other_pages(case),
         *_of_another_window(case),
         *_of_more_queries(case),
         *_of_other_lengths(case),
@@ -105,27 +112,50 @@ def beside_empty(case: AttentionCase) -> Iterator[AttentionCase]:
             yield made
 
 
-def largest_first(case: AttentionCase) -> Iterator[AttentionCase]:
-    """Many tokens, with a first score that overflows exp in float32, and others that fall from it."""
-    plain = plain_values(case, (case.values.seed + _SEEDS[0]) % (1 << 32))
-    longer = with_lengths(case, tuple(max(length, _LONG) if length else 0 for length in case.seq_lens))
-    first = case.scale * _MEAN_MAGNITUDE * case.head_size * (_LONG - 1) / 16
-    if longer is not None and first > 0:
-        values = _with_exponent(plain, math.log2(_OVERFLOWS / first), keys="falling")
+def maxima_cases(case: AttentionCase) -> Iterator[AttentionCase]:
+    """Many tokens, of which float32's exp overflows or does not, according to the maximum that is subtracted before.
+
+    The first is far above all others; the last is; both are; all are so large that exp overflows, and all nearly so
+    large; all are so low that it becomes 0.
+    """
+    longest = max(_LONG, 2 * case.page_size + 3)
+    longer = with_lengths(case, tuple(max(length, longest) if length else 0 for length in case.seq_lens))
+    one = abs(case.scale) * _MEAN_MAGNITUDE * case.head_size
+    if longer is None or case.scale <= 0:
+        return
+    plain = plain_values(longer, (case.values.seed + _SEEDS[0]) % (1 << 32))
+    level = _with_exponent(plain, math.log2(_BESIDE_A_NEEDLE / one), keys="equal")
+    for places in ((0,), (-1,), (0, -1)):
+        needles = [
+            Needle(seq=seq, position=place % length, kv_head=head)
+            for seq, length in enumerate(longer.seq_lens)
+            for head in range(case.num_kv_heads if length else 0)
+            for place in places
+        ]
+        values = msgspec.structs.replace(level, needles=tuple(needles[:_MOST_NEEDLES]))
         yield msgspec.structs.replace(longer, values=values)
+    for score in (_OVERFLOWS, _NEARLY_OVERFLOWS):
+        yield msgspec.structs.replace(longer, values=_with_exponent(plain, math.log2(score / one), keys="equal"))
+    low = _with_exponent(plain, math.log2(_OVERFLOWS / (_OF_NEGATIVE * one)), keys="negative")
+    yield msgspec.structs.replace(longer, values=low)
 
 
-def _of_other_pages(case: AttentionCase) -> AttentionCase | None:
-    """More than two pages of another size: what is about a page is not about a token, nor about a tile of that size."""
+def _of_other_pages(case: AttentionCase) -> Iterator[AttentionCase | None]:
+    """More than two pages of another size, and some small ones, which are full: what is about a page is not about a
+    token, nor about a tile of that size, nor a split."""
     page = case.page_size
     if not page:
-        return None
+        return
     other, beside = _SMALL_PAGES if page < _LARGE_PAGES[0] else _LARGE_PAGES
-    if page == other:
-        other = beside
-    longer = with_lengths(case, tuple(max(length, 2 * other + 3) if length else 0 for length in case.seq_lens))
-    values = None if longer is None else plain_values(longer, (case.values.seed + _SEEDS[0]) % (1 << 32))
-    return None if longer is None else changed(longer, block_size=other, values=values)
+    partial = beside if page == other else other
+    full = next(size for size in _SMALL_PAGES if size != page)
+    for size, kept in (
+        (partial, [max(length, 2 * partial + partial // 2) for length in case.seq_lens]),
+        (full, [full * next(n for n in _PAGES if n * full >= min(length, _LONG)) for length in case.seq_lens]),
+    ):
+        longer = with_lengths(case, tuple(new if old else 0 for old, new in zip(case.seq_lens, kept, strict=True)))
+        values = None if longer is None else plain_values(longer, (case.values.seed + _SEEDS[0]) % (1 << 32))
+        yield None if longer is None else changed(longer, block_size=size, values=values)
 
 
 def _of_more_queries(case: AttentionCase) -> Iterator[AttentionCase | None]:
@@ -208,11 +238,13 @@ def _of_merge(case: MergeStatesCase) -> Iterator[MergeStatesCase]:
 
 
 def _of_own_problem(case: OpenCase) -> Iterator[OpenCase]:
-    """Other numbers, where they have a seed; and more of all that is counted."""
+    """Other numbers, where they have a seed; more of all that is counted; and one more of what there are several."""
     for number in range(1, _OTHER_SEEDS + 1):
         yield from _with_more(case, Integer, 0, number)
     for more in _MORE:
         yield from _with_more(case, Integer, more, more)
+    for more in _MORE:
+        yield from _with_more(case, Integers, more, more, besides=True)
 
 
 def longer_cases(case: OpenCase) -> Iterator[OpenCase]:
@@ -231,7 +263,10 @@ def of_other_strides(case: OpenCase) -> Iterator[OpenCase]:
             yield other
 
 
-def _with_more(case: OpenCase, kinds: type | UnionType, more: int, seed: int) -> Iterator[OpenCase]:
+def _with_more(
+    case: OpenCase, kinds: type | UnionType, more: int, seed: int, *, besides: bool = False
+) -> Iterator[OpenCase]:
+    """``besides``: of several numbers there is one more, beside those that there are."""
     changes: dict[str, Any] = {}
     for name, kind in type(case).problem.fields.items():
         value = getattr(case, name)
@@ -240,7 +275,11 @@ def _with_more(case: OpenCase, kinds: type | UnionType, more: int, seed: int) ->
         elif isinstance(kind, Integer) and isinstance(kind, kinds):
             changes[name] = min(value + more, kind.high)
         elif isinstance(kind, Integers) and isinstance(kind, kinds):
-            changes[name] = tuple(min(one + more + place, kind.high) for place, one in enumerate(value))
+            of_each = (0,) * len(value) if besides else range(more, more + len(value))
+            longer = (*value, max(value, default=kind.low) + more) if besides else value
+            changes[name] = tuple(
+                min(one + its, kind.high) for one, its in itertools.zip_longest(longer, of_each, fillvalue=0)
+            )
     try:
         other = msgspec.structs.replace(case, **changes)
     except ValueError:  # more than there may be together

@@ -22,6 +22,7 @@ from attnfuzz.explaining.neighbours import longer_cases, of_other_strides
 from attnfuzz.explaining.reruns import Reruns, Results
 from attnfuzz.inputs.open_module import OWN_TOLERANCES, Target, filled
 from attnfuzz.memory.patterns import bits
+from attnfuzz.mistake import OF_PROBLEM
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.fields import Seed
 from attnfuzz.problems.open_cases import OpenCase, ProblemError, implementation_of
@@ -265,7 +266,7 @@ class AskedProblem:
                 tensors = {name: other for name, other in others.items() if name in self._tensors}
                 fields = {name: other for name, other in others.items() if name not in tensors}
                 case = SimpleNamespace(**{**msgspec.structs.asdict(self._case), **fields})  # whatever a kernel declares
-                yield Cause(mistake="mistaken", way=words, words=words), partial(self.asked, tensors, case)
+                yield Cause(mistake=OF_PROBLEM, way=words, words=words), partial(self.asked, tensors, case)
         except (ProblemError, torch.OutOfMemoryError):
             raise
         except Exception as error:

@@ -43,6 +43,7 @@ _OF_FEW_NUMBERS = frozenset(
         "flushed",
         OF_EMPTY_ROWS,
         "maximum_not_kept",
+        "maximum_of_one_part",
         "rounded_weights_summed",
         "scores_rounded",
         "tf32",

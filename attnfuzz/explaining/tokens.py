@@ -153,7 +153,8 @@ def _of_unit(every: range, of: _Unit) -> Iterator[tuple[str, Positions]]:
         yield f"{token} of each {unit}", tuple(every[offset::size])
         yield f"{token} of each {unit} but the first", tuple(every[size + offset :: size])
         yield f"{token} of each {unit} but the last", tuple(every[offset:last:size])
-        yield f"{token} of the last {unit}", tuple(every[last + offset : last + offset + 1])
+        of_last = f", where the last {unit} is full" if offset == size - 1 else f" of the last {unit}"
+        yield f"{token}{of_last}", tuple(every[last + offset : last + offset + 1])
         if last:
             yield f"{token} of the {unit} before the last", (last - size + offset,)
 

@@ -1,9 +1,9 @@
 """Bugs that are known, which failures they predict, and which findings are one bug. Torch-free.
 
 A cause that was told decides: a failure has among its causes every mistake that gives its very result. Of two accesses
-to memory that the kernel must leave alone, so does the line, where it is the same. Where neither decides, a failure
-that shows alike, of a case with all that the bug needs, is presumed to be it. Between findings that show differently
-the part of the kernel decides that both are about.
+to memory that the kernel must leave alone, and of two indices out of range, so does the line, where it is the same.
+Where neither decides, a failure that shows alike, of a case with all that the bug needs, is presumed to be it. Between
+findings that show differently the part of the kernel decides that both are about.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from attnfuzz.identity.features import (
 from attnfuzz.judging.leaks import LEAK
 from attnfuzz.mistake import (
     KEPT_BETWEEN_CALLS,
+    OF_PROBLEM,
     PAST_THE_END,
     WITHOUT_WEIGHT,
     are_of_what_was_read,
@@ -266,9 +267,10 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
     - ``features``: what it needs; of a failure, all that its case has that it may need.
     - ``mistakes``: those that give its very result, of which one is it. Empty if none is known.
     - ``perhaps``: mistakes that would give errors of such a size.
+    - ``own``: which of the mistakes that the problem knows it is, if it is one; it gives all results of several cases.
     - ``results``: the tensors that are concerned, if known.
     - ``missing``: the declaration that it misses, as field and value.
-    - ``line``: where it reads or writes what it must not, if that is known to be one line.
+    - ``line``: where it reads or writes what it must not, or an index is out of range, if that is known to be one line.
     - ``rough``: it has not been shrunk, so that it may need less than its ``features``.
     - ``flaky``: it does not show in every run.
     - ``finding``: the tag of the finding that tells it; failures that it predicts are counted as that one's.
@@ -281,6 +283,7 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
     features: frozenset[Feature]
     mistakes: frozenset[str] = frozenset()
     perhaps: frozenset[str] = frozenset()
+    own: str = ""
     results: frozenset[str] = frozenset()
     missing: frozenset[tuple[str, str | bool]] = frozenset()
     line: SourceLine | None = None
@@ -295,17 +298,19 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
         fields."""
         symptom = Symptom.of(kernel, said)
         is_of_an_access = symptom.is_fault or symptom.oracle == RED_ZONE.name  # whatever it is of, its line is wrong
-        causes = [one.mistake for one in said.causes] if isinstance(said, Failure) else [said.cause]
+        causes = said.causes if isinstance(said, Failure) else [Cause(mistake=said.cause)]
+        raised_at = said.raised_at if isinstance(said, Failure) and symptom.is_of_index else None
         return cls(
             kernel=kernel,
             oracle=symptom.oracle,
             kind=symptom.kind,
             features=features | ({strided(said.tensor)} if said.cause == _STRIDE else set()),
-            mistakes=frozenset(filter(None, causes)),
+            mistakes=frozenset(one.mistake for one in causes if one.mistake),
             perhaps=frozenset(said.maybe),
+            own=causes[0].way if [one.mistake for one in causes] == [OF_PROBLEM] else "",
             results=_results(said),
             missing=frozenset(said.remedy.items() if isinstance(said, Failure) else ()),
-            line=said.sources[0] if len(said.sources) == 1 and is_of_an_access else None,
+            line=said.sources[0] if len(said.sources) == 1 and is_of_an_access else raised_at,
             **more,
         )
 
@@ -391,6 +396,8 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
             return False
         if self.is_everywhere and self.mistakes == seen.mistakes:
             return True  # whatever comes of it: numbers, or a shape
+        if self.own and seen.own:
+            return self.own == seen.own
         if self.symptom.sort != seen.symptom.sort:
             return False
         if self.line is not None and seen.line is not None and self.line.is_that_of(seen.line):
@@ -432,6 +439,8 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
         Where any case fails alike, a cause that is told of some of them says nothing.
         """
         pairs = ((self, other), (other, self))
+        if self.own and other.own:
+            return self.own != other.own
         if _is_of_lse(self.results) and _concern_others(self, other):
             return True
         if not self.features and self.symptom == other.symptom and not self.is_everywhere:
@@ -477,7 +486,7 @@ def bugs_shown(
     for one in shown:
         bug = Bug.shown_by(one.declaration.target, one.failure, needed, **more)
         bugs[one.symptom] = msgspec.structs.replace(
-            bug, mistakes=frozenset(), perhaps=frozenset(), missing=frozenset(), line=None
+            bug, mistakes=frozenset(), perhaps=frozenset(), own="", missing=frozenset(), line=None
         )
     if told is not None:
         case = encode_case(told.case)

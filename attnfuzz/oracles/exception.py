@@ -13,7 +13,7 @@ from attnfuzz.oracles.registry import OracleName
 from attnfuzz.trials.observation import KernelRaised, ResultError, TransposedError
 from attnfuzz.triton_compat.interpreter_limits import interpreter_limit_of
 from attnfuzz.untrusted_text import Frame, cause_of, code_line, gpu_error_in, kernel_frames, places, text_of, type_name
-from attnfuzz.verdict import RESULT, Cause, Failure, Verdict
+from attnfuzz.verdict import RESULT, Cause, Failure, SourceLine, Verdict
 
 _WRAPPERS = ("InterpreterError", "CompilationError", "CompileTimeAssertionFailure")
 """Triton's exceptions around the one that says what happened."""
@@ -100,7 +100,8 @@ def _failure(error: BaseException) -> Failure:
     details = [*_shown(frames), *(line for line in said.strip().splitlines()[1 : _MAX_LINES + 1] if line.strip())]
     if cause is not error:
         details.append(f"raised inside Triton as {type_name(error)}")
-    return Failure(oracle=registry.EXCEPTION.name, kind=kind, message=message, details=tuple(details))
+    at = SourceLine.at(frames[-1].path, frames[-1].line) if frames else None
+    return Failure(oracle=registry.EXCEPTION.name, kind=kind, message=message, details=tuple(details), raised_at=at)
 
 
 def _crash(what: str, error: BaseException) -> Failure:

@@ -340,6 +340,25 @@ def test_ignored_page_ids_stand_for_all_that_is_read_instead(story: Story) -> No
     assert [finding.failure.message for finding in story.book.findings] == [ignored.message]
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (2, 1, 0)])
+def test_what_a_merged_finding_predicts_is_the_bug_that_it_was_merged_with(
+    order: tuple[int, ...], story: Story
+) -> None:
+    """Large scores gave infinity in place of a wrong number: told beneath it, and again with more that the case has."""
+    known = Cause(mistake="partial_lse", words="no")
+    infinite = Failure(oracle="accuracy", kind="out:inf", message="infinite")
+    told: list[tuple[int, tuple[str, ...], Failure]] = [
+        (1, (), msgspec.structs.replace(WRONG, causes=(known,))),
+        (2, ("logit_exponent>0",), msgspec.structs.replace(infinite, causes=(known,))),
+        (3, ("logit_exponent>0", "head_size>16"), infinite),
+    ]
+    for number in order:
+        length, features, failure = told[number]
+        story.told(f"0-{number}", length, *features, failure=failure)
+    assert [finding.failure.kind for finding in story.book.findings] == ["out:value"]
+    assert len(story.files()) == 1
+
+
 def test_the_cases_of_what_is_merged_count_for_what_it_is_merged_with(story: Story) -> None:
     """The bug that shows most would be told to have been seen once for each worker that met it first."""
     for name, seq_len in (("0-1", 5), ("1-1", 7)):

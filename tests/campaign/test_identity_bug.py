@@ -199,6 +199,51 @@ def test_shrinking_goes_on_with_what_shows_no_less(one: Any, other: Any, alike: 
     assert is_alike(a, b) is alike
 
 
+def test_a_mistake_that_the_problem_knows_is_one_bug_whatever_else_a_case_has() -> None:
+    """A number read of the sequence before was told with two sequences, and again with one and a row of padding."""
+    several, padded, other = (
+        Bug.shown_by(
+            "k",
+            Failure(oracle="unwritten", kind="out", message="no", causes=(Cause(mistake="mistaken", way=way),)),
+            named(feature, "keeps=each"),
+        )
+        for way, feature in (("before", "len(tokens)>1"), ("before", "padded>0"), ("last", "padded>0"))
+    )
+    assert several.predicts(padded)
+    assert padded.predicts(several)
+    assert not padded.predicts(other)
+    assert padded.is_told_apart_from(other)
+
+
+def test_an_index_out_of_range_at_one_line_is_one_bug() -> None:
+    """One wrong index raised with two sequences, and again with one and a row of padding, and was told twice."""
+    several, padded, elsewhere, raised = (
+        Bug.shown_by(
+            "k",
+            Failure(
+                oracle="exception",
+                kind=f"{error} in k",
+                message="no",
+                raised_at=SourceLine(file="k.py", line=line),
+            ),
+            named(feature),
+        )
+        for error, line, feature in (
+            ("IndexError", 7, "len(tokens)>1"),
+            ("IndexError", 7, "padded>0"),
+            ("IndexError", 9, "padded>0"),
+            ("ValueError", 7, "padded>0"),
+        )
+    )
+    assert several.predicts(padded)
+    assert padded.predicts(several)
+    assert not several.predicts(elsewhere)
+    assert padded.predicts(elsewhere)  # a case with all that it needs
+    assert not several.predicts(raised)
+    also_raised = msgspec.structs.replace(raised, features=several.features)
+    assert not raised.predicts(also_raised)  # a check of many things may lie at one line
+
+
 def test_busy_counts_the_workers_at_it() -> None:
     """When one of two workers is done with a symptom, the other still is at it."""
     known, symptom = KnownBugs(), Symptom("kernel", "accuracy", "out:value")

@@ -14,6 +14,7 @@ PLANTED = {
     "sentinel_is_slot_0": "a padded row's -1 has become 0, and its state is another's",
     "padding": "a padded row is computed and stored in the last slot, as Python counts",
     "accepted": "a sequence begins from its first slot, however many tokens were accepted",
+    "accepted_before": "the number of the sequence before says with which slot a sequence begins",
     "last_only": "of speculative tokens only the last one's state is kept",
     "verify_writes": "verifying overwrites the state of the sequence",
     "chain": "a token of a tree goes on from the one before it",
@@ -40,7 +41,8 @@ def _decode(i: Any, bug: str = "") -> None:
     beta = i.beta if i.gates == "given" else i.b.float().sigmoid()
     for n, (first, end) in enumerate(zip(i.cu_seqlens.tolist(), i.cu_seqlens[1:].tolist(), strict=False)):
         slots = i.slots[max(0, n - (bug == "stale"))].reshape(-1).tolist()
-        begin = slots[int(i.accepted[n]) - 1 if i.keeps == "each" and bug != "accepted" else 0]
+        number = n - (bug == "accepted_before")
+        begin = slots[int(i.accepted[number]) - 1 if i.keeps == "each" and bug != "accepted" else 0]
         if begin <= i.sentinel:
             if bug not in ("sentinel_is_slot_0", "padding"):
                 continue

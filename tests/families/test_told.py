@@ -147,6 +147,10 @@ TELLS: dict[tuple[str, str], tuple[dict[str, Any], str]] = {
         {"keeps": "each", "accepts": "some", "seed": 1},
         "a sequence begins from its first slot, however many tokens were accepted",
     ),
+    ("recurrent_decode", "accepted_before"): (  # the number of a padded row, which is 1
+        {"keeps": "each", "accepts": "some", "tokens": (2,), "padded": 1, "seed": 0},
+        "a sequence begins from the slot that the number of the sequence before says",
+    ),
     ("recurrent_decode", "decay_after"): ({}, "the state decays after it was corrected, not before"),
     ("recurrent_decode", "head_map"): ({}, "heads share keys in turn, not side by side"),
     ("recurrent_decode", "key_length"): ({}, "k is not divided by its length"),

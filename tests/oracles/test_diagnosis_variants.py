@@ -134,6 +134,14 @@ def test_an_lse_without_the_sink_is_named() -> None:
     assert "the LSE leaves out the sink" in told(replace(right, got_lse=without.got_lse))
 
 
+def test_an_output_without_the_sink_is_told_in_one_way() -> None:
+    """A reader would be told two mistakes, one or the other, which are one."""
+    case = case_with(sinks="level")
+    right, without = row_that_got(case, case), row_that_got(case, case_with())
+    of_sink = {words for words in told(replace(right, got=without.got)) if "sink" in words}
+    assert of_sink == {"the sink is left out, for out alone: lse is right"}
+
+
 def test_an_lse_without_the_sink_is_named_where_scores_are_low() -> None:
     """As float32 keeps it, an LSE of some thousand is off by more than a right one near 0 may be."""
     values = Values(keys="negative", values="normal", logit_exponent=6)

@@ -25,6 +25,8 @@ def test_exception_is_named_with_its_place(plant: Any, dense: Case, failure_of: 
     assert (failure.oracle, failure.kind) == ("exception", "IndexError in raise_index_error")
     line = raise_index_error.__code__.co_firstlineno + 1
     assert failure.message == f"the kernel raised IndexError: page 3 is out of range ({__file__}:{line})"
+    assert failure.raised_at is not None
+    assert failure.raised_at.line == line
     assert any("and more lines" in detail for detail in failure.details)
 
 

@@ -14,7 +14,7 @@ from attnfuzz.explaining.explanation import NO_TIME, Explanation, in_a_similar_c
 from attnfuzz.explaining.neighbours import neighbours
 from attnfuzz.judging.guard_naming import with_name
 from attnfuzz.judging.runner import Runner
-from attnfuzz.mistake import LSE_TRANSPOSED
+from attnfuzz.mistake import LSE_TRANSPOSED, OF_PROBLEM
 from attnfuzz.oracles.registry import ACCURACY, CALL_SEQUENCE, CRASH, GUARD_PAGE, HANG, oracle_of
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.open_cases import OpenCase
@@ -130,12 +130,17 @@ def _causes_beside(runner: Runner, declaration: Declaration, case: Case) -> tupl
 
 
 def _with_causes(told: Failure, causes: tuple[Cause, ...]) -> Failure:
-    """``told``, and the ``causes`` that runs with other inputs show; beside one without words, theirs alone."""
+    """``told``, and the ``causes`` that runs with other inputs show; beside one without words, theirs alone.
+
+    A mistake that the problem knows says why what is read had not been written.
+    """
     if not causes or any(one.words for one in told.causes):
         return told
     words = dict.fromkeys(one.words for one in causes)
     message = "; ".join((told.message, *words))
-    return msgspec.structs.replace(told, message=message, causes=told.causes or causes)
+    return msgspec.structs.replace(
+        told, message=message, causes=causes if causes[0].mistake == OF_PROBLEM else told.causes or causes
+    )
 
 
 def explain_in_short(runner: Runner, declaration: Declaration, case: Case, failure: Failure) -> Explanation:
