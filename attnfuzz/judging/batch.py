@@ -21,16 +21,17 @@ from attnfuzz.memory.allocations import TrackedAllocations, WorkspacePool
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.guarded import Guard
 from attnfuzz.memory.image import RUNS, Fetch, Image, Plan, plan_of
+from attnfuzz.oracles import accuracy
 from attnfuzz.oracles.relations.relation import Changed, FurtherRuns, Relation
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.declared_numerics import Tolerance
 from attnfuzz.trials.checksums import CHANGED, checksum
 from attnfuzz.trials.comparison import Reference
-from attnfuzz.trials.expectations import DistantExpectations, expectations
-from attnfuzz.trials.observation import KernelRaised, Observation, Times, call
-from attnfuzz.trials.run_checks import HostResults, RunChecks, look
+from attnfuzz.trials.expectations import DistantExpectations
+from attnfuzz.trials.observation import KernelRaised, Observation, call
+from attnfuzz.trials.run_checks import CaseRuns, RunChecks, look
 from attnfuzz.trials.trial import Trial
-from attnfuzz.verdict import Timing
+from attnfuzz.verdict import Failure, Timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +81,10 @@ def relation_requests(
     number = len(candidates)
     for of_case, one, in_it in zip(asked, candidates, contents, strict=True):
         for relation in one.relations:
-            if relation.further is None:
-                of_case.append(RelationRequest(relation, None, range(0)))
-                continue
-            further = relation.further(declaration, one.case, in_it)
-            if further is not None:
-                entries = range(number, number + len(further.runs))
-                of_case.append(RelationRequest(relation, further, entries))
-                number = entries.stop
+            further = None if relation.further is None else relation.further(declaration, one.case, in_it)
+            if relation.further is None or further is not None:
+                first, number = number, number + (0 if further is None else len(further.runs))
+                of_case.append(RelationRequest(relation, further, range(first, number)))
     return asked
 
 
@@ -121,8 +118,8 @@ def _placed(runs: Sequence[Changed]) -> list[Contents]:
     return contents
 
 
-class ReferenceChanged(Exception):  # noqa: N818 - says what happened
-    """A run has changed what the expected results come from, perhaps those of another case."""
+class BatchLost(Exception):  # noqa: N818 - says what happened
+    """This process has lost the GPU's context or memory, or the reference, and it cannot be told which case did it."""
 
 
 @dataclass
@@ -179,7 +176,7 @@ class Batch:
         self._pools = [WorkspacePool(device, fill) for fill in RUNS]
         self._fetch = Fetch(home)
         self._attempts: list[_Attempt] = []
-        self._expectations: dict[int, Any] = {}  # of a problem that says itself what is right, its targets
+        self._references: dict[int, Reference] = {}
         self._distant: DistantExpectations | None = None
         self._build_s = self._expect_s = 0.0
         self._before = 0
@@ -205,79 +202,93 @@ class Batch:
         self._start_copies()
 
     def expect(self) -> None:
-        """Work out what should come back, beside the device's work. Raises `ReferenceChanged`."""
+        """Work out what should come back, beside the device's work. Raises `BatchLost` if a run has changed it."""
         started = time.perf_counter()
         if self._checksum() != self._before:
-            raise ReferenceChanged(CHANGED)
-        if self._problem.targets is not None:
-            values = {i: self._entries[i].contents.values for i in self._drawn}
-            self._expectations = {i: self._problem.targets(one, self.tolerance) for i, one in values.items()}
-            self._expect_s = time.perf_counter() - started
-            return
-        entries = (self._entries[i] for i in self._drawn)
-        requests = [(self.kernel.declaration, entry.case, entry.contents.values) for entry in entries]
-        one_copy = self.device == "cpu"
-        if self.home == self.device:
-            found = expectations(requests, tolerance=self.tolerance, one_copy=one_copy)
-            self._expectations = dict(zip(self._drawn, found, strict=True))
-        else:
+            raise BatchLost(CHANGED)
+        how: dict[str, Any] = {"device": self.home, "tolerance": self.tolerance}
+        self._references = {
+            i: Reference(self.kernel.declaration, one.case, **how, values=one.contents.values)
+            for i, one in enumerate(self._entries)
+            if one.is_drawn
+        }
+        if any(one.targets is None for one in self._references.values()):
+            requests = [(one.declaration, one.case, one.values) for one in self._references.values()]
+            one_copy = self.device == "cpu"
             self._distant = DistantExpectations(requests, self.device, self.tolerance, one_copy, self._fetch)
         self._expect_s = time.perf_counter() - started
 
     def checks(self) -> list[RunChecks | KernelRaised]:
         """The checks of each case, or what a run raised."""
-        if self.home == "cpu":
-            if self.device != "cpu":
-                torch.cuda.synchronize()
-            if self._distant is not None:
-                self._expectations = dict(zip(self._drawn, self._distant.at_home(), strict=True))
-            self._found = self._look_on_host()
-        else:
-            self._found = self._look_on_device()
+        if self.device != "cpu":
+            torch.cuda.synchronize()
+        if self._distant is not None:
+            for reference, expectation in zip(self._references.values(), self._distant.at_home(), strict=True):
+                reference.expectation = expectation
+        self._found = self._look()
         return [self._attempts[i].raised or self._found[i] for i in range(len(self.candidates))]
 
-    def trial(self, entry: int) -> Trial:
+    def trial(self, number: int) -> Trial:
         """The trial of a drawn entry, with its runs, none of which raised; the same one each time."""
-        if entry not in self._trials:
-            self._trials[entry] = made = self._trial(entry)
-            guard = self.candidates[entry].guard if entry < len(self.candidates) else None
-            if guard is None:
-                made.checks = self._found[entry]
-            else:
-                made.guard_second(guard, alone=self._found[entry])
-        return self._trials[entry]
+        if number not in self._trials:
+            entry, runs = self._entries[number], self._attempts[number].runs
+            trial = self._trials[number] = Trial(
+                self.kernel,
+                entry.case,
+                device=self.device,
+                tolerance=self.tolerance,
+                reference=self._references[number],
+                twice=entry.runs > 1,
+                guard=self.candidates[number].guard if number < len(self.candidates) else None,
+                compile_clock=self._compile_clock,
+            )
+            trial.adopt([self._observation(number, i, run) for i, run in enumerate(runs)], self._found[number])
+        return self._trials[number]
 
     def drop_trial(self, entry: int) -> None:
         """Let go of the memory of further runs, if any were made."""
         self._trials.pop(entry, None)
 
-    def results(self, entry: int) -> dict[str, Tensor]:
-        """The results of an entry's first run, at home."""
-        runs = self._attempts[entry].runs
-        return self._at_home(runs[0]) if runs else {}
+    def relations(self, case: int) -> list[Relation]:
+        """The relations that have a word on a case, which take the runs that were made along with it.
 
-    def raised(self, entry: int) -> KernelRaised | None:
-        """The exception that ended an entry's runs."""
-        return self._attempts[entry].raised
+        Where what became of a run may come from memory that others of the batch wrote to, or hold, they make their own.
+        """
+        return [self._with_runs(case, asked) for asked in self.asked[case]]
 
-    def is_damaged(self, entry: int) -> bool:
-        """Whether memory that may not change did in an entry's runs, or beside it in those of another one."""
-        return any(self._damaged[entry])
+    def _with_runs(self, case: int, asked: RelationRequest) -> Relation:
+        further, attempts = asked.further, [self._attempts[entry] for entry in asked.entries]
+        full = [one.raised for one in attempts if one.raised is not None and one.raised.is_a(torch.OutOfMemoryError)]
+        if further is None or full or any(any(self._damaged[entry]) for entry in asked.entries):
+            return asked.relation
 
-    def is_wrong(self, entry: int) -> bool:
-        """Whether an entry is beyond its error bound, as far as it has one."""
-        return entry in self._found and self._found[entry].error_ratio > 1
+        def check(trial: Trial) -> Failure | None:
+            if trial is not self.trial(case):  # it lacks but an LSE, and its runs are made again without
+                return asked.relation.check(trial)
+            for changed, one in zip(further.runs, attempts, strict=True):
+                if one.raised is not None and (changed.values is not None or one.raised.is_a(KeyboardInterrupt)):
+                    raise one.raised
+            for run, (entry, one) in enumerate(zip(asked.entries, attempts, strict=True)):
+                is_wrong = entry in self._found and self._found[entry].error_ratio > 1
+                wrong = one.raised or (accuracy.check(self.trial(entry)) if is_wrong else None)
+                failure = None if wrong is None else further.blame(trial, run, wrong)
+                if failure is not None:
+                    return failure
+            return further.objection(trial, [self._at_home(one.runs[0]) if one.runs else {} for one in attempts])
+
+        return replace(asked.relation, check=check)
 
     def timing(self, case: int) -> Timing:
-        """The timing of case number `case`, those of its relations included; the total is left to the caller."""
+        """The timing of the runs made for a case together, its relations' included; the total is that of the calls."""
         entries = [case, *(entry for asked in self.asked[case] for entry in asked.entries)]
-        runs: list[_Run | Times] = [run for entry in entries for run in self._attempts[entry].runs]
-        later = self._trials[case].times[self._entries[case].runs :] if case in self._trials else []
+        runs = [run for entry in entries for run in self._attempts[entry].runs]
+        compile_s, kernel_s = sum(run.compile_s for run in runs), sum(run.kernel_s for run in runs)
         return Timing(
-            build_s=self._build_s / len(self.candidates) + sum(seen.build_s for seen in later),
-            compile_s=sum(run.compile_s for run in runs + later),
-            kernel_s=sum(run.kernel_s for run in runs + later),
+            build_s=self._build_s / len(self.candidates),
+            compile_s=compile_s,
+            kernel_s=kernel_s,
             reference_s=self._expect_s / len(self.candidates),
+            total_s=compile_s + kernel_s,
         )
 
     def _checksum(self) -> int:
@@ -286,30 +297,12 @@ class Batch:
             return 0
         return checksum(entry.contents.values for entry in self._entries)
 
-    def _look_on_host(self) -> dict[int, RunChecks]:
-        chosen = [i for i in self._drawn if self._attempts[i].runs and self._attempts[i].raised is None]
-        self._damaged = damaged = self._damage()
-        runs = {i: [list(self._at_home(run).values()) for run in self._attempts[i].runs] for i in chosen}
-        seen = [HostResults(self._entries[i].case, runs[i], self._expected(i), damaged[i]) for i in chosen]
+    def _look(self) -> dict[int, RunChecks]:
+        self._damaged = self._damage()
+        chosen = [i for i in self._references if self._attempts[i].runs and self._attempts[i].raised is None]
+        runs = {i: [self._at_home(run) for run in self._attempts[i].runs] for i in chosen}
+        seen = [CaseRuns(self._references[i], runs[i], self._damaged[i]) for i in chosen]
         return dict(zip(chosen, look(self.kernel.declaration, seen), strict=True))
-
-    def _look_on_device(self) -> dict[int, RunChecks]:
-        trials = {i: self._trial(i) for i, attempt in enumerate(self._attempts) if attempt.raised is None}
-        if not trials:
-            return {}
-        flags = torch.stack([trial.flags for trial in trials.values()]).tolist()
-        found = {}
-        to_inputs = self._image.input_damage(self._fetch)
-        for (i, trial), numbers in zip(trials.items(), flags, strict=True):
-            checks = RunChecks.read(numbers, runs=len(trial.runs))
-            damaged = tuple(map(any, zip(checks.damaged, to_inputs[i], strict=False)))
-            found[i] = replace(checks, damaged=damaged)
-        return found
-
-    @property
-    def _drawn(self) -> list[int]:
-        """Entries that have a right result."""
-        return [i for i, entry in enumerate(self._entries) if entry.is_drawn]
 
     def _list_entries(self) -> list[Entry]:
         declaration, candidates = self.kernel.declaration, self.candidates
@@ -320,14 +313,6 @@ class Batch:
             for one, contents in zip(candidates, all_contents, strict=True)
         ]
         return entries + entries_of(declaration, self.asked)
-
-    def _expected(self, entry: int) -> Any:
-        """The results expected of an entry; targets in the order of its results."""
-        found = self._expectations[entry]
-        if not isinstance(found, list):
-            return found
-        by_name = {one.name: one for one in found}
-        return [by_name[name] for name in self._attempts[entry].runs[0].results]
 
     def _damage(self) -> list[tuple[bool, ...]]:
         """The damage of each entry, for each of its runs."""
@@ -385,25 +370,6 @@ class Batch:
         runs = [run for attempt in self._attempts for run in attempt.runs]
         self._fetch.start([result for run in runs for result in run.results.values()])
 
-    def _trial(self, number: int) -> Trial:
-        entry = self._entries[number]
-        reference = Reference(self.kernel.declaration, entry.case, device=self.home, tolerance=self.tolerance)
-        reference.values = entry.contents.values
-        if self._problem.targets is None:
-            reference.expectation = self._expectations[number]
-        reference.seconds = self._expect_s / len(self.candidates)
-        trial = Trial(
-            self.kernel,
-            entry.case,
-            device=self.device,
-            tolerance=self.tolerance,
-            reference=reference,
-            twice=entry.runs > 1,
-            compile_clock=self._compile_clock,
-        )
-        trial.adopt([self._observation(number, i, run) for i, run in enumerate(self._attempts[number].runs)])
-        return trial
-
     def _observation(self, entry: int, i: int, run: _Run) -> Observation:
         return Observation(
             RUNS[i],
@@ -412,7 +378,4 @@ class Batch:
             given=self._image.arena(entry, i, self._fetch),
             allocated=run.allocated if self.home == self.device else run.allocated.on_host(self._fetch.at_home),
             results=self._at_home(run),
-            build_s=self._build_s / len(self.candidates) / self._entries[entry].runs,
-            compile_s=run.compile_s,
-            kernel_s=run.kernel_s,
         )

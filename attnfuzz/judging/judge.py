@@ -8,9 +8,8 @@ looks closer where that is due: by the same oracles, on the runs that were made.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TypedDict, Unpack
 
 import msgspec
@@ -18,17 +17,17 @@ import torch
 
 from attnfuzz.declaration import Kernel
 from attnfuzz.inputs.registry import problem_of
-from attnfuzz.judging.batch import Batch, Candidate, ReferenceChanged, RelationRequest
+from attnfuzz.judging.batch import Batch, BatchLost, Candidate
 from attnfuzz.judging.misuse import misuse_of
 from attnfuzz.memory.guarded import Guard
 from attnfuzz.memory.image import plan_of
-from attnfuzz.oracles import accuracy, asking_own, exception, registry, unwritten
+from attnfuzz.oracles import asking_own, exception, registry, unwritten
 from attnfuzz.oracles.exception import context_lost
 from attnfuzz.oracles.own import OwnOracle
 from attnfuzz.oracles.registry import DEFAULT_ORACLES, OracleName, oracle_of
 from attnfuzz.oracles.relations.catalogue import chosen
 from attnfuzz.oracles.relations.guard_page import GUARD_PAGE, guard_of
-from attnfuzz.oracles.relations.relation import FurtherRuns, NothingRunError, NotInThisProcessError, Relation, runs_of
+from attnfuzz.oracles.relations.relation import NothingRunError, NotInThisProcessError, Relation, runs_of
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.declared_numerics import Tolerance
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, case_nbytes, check_size
@@ -40,8 +39,6 @@ from attnfuzz.values.tokens import values_on
 from attnfuzz.verdict import Failure, Relations, Timing, Verdict
 
 Check = Callable[[Trial], Failure | None]
-Ask = Callable[[Verdict], Verdict]
-"""A relation's question: the verdict on a case, unless the relation objects."""
 
 _OF_BOTH_RUNS: Mapping[OracleName, Check] = {
     name: one.load() for name, one in registry.KNOWN.items() if one.code and not one.is_relation
@@ -62,10 +59,6 @@ several processes share."""
 _MOST_RELATED = 24
 """Times the memory of a case that it may take together with the runs of a relation: two of it, and for call_sequence as
 many others as there are respects in which calls differ, of which strides may take up to twice as much."""
-
-
-class BatchLost(Exception):  # noqa: N818 - says what happened
-    """The GPU's context or memory is lost to this process, and it cannot be told which case did it."""
 
 
 class Judging(TypedDict, total=False):
@@ -139,27 +132,19 @@ class _Judge:
         """The verdict on `case` from runs of its own."""
         started = time.perf_counter()
         check_size(case, self.size_limit)
-        guard = self._guard_of(case)
         trial = Trial(
             self.kernel,
             case,
             device=self.device,
             tolerance=self.tolerance,
-            twice=self._runs_twice or guard is not None,
-            guard=guard,
+            twice=self._runs_twice,
+            guard=self._guard_of(case),
             inquire=self.inquire,
             compile_clock=self.compile_clock,
         )
-        asked = (partial(self._of_relation, trial=trial, relation=relation) for relation in self._relations_of(case))
-        verdict = self._of_all(lambda: trial, lambda: self._of_trial(trial), asked, is_guarded=guard is not None)
-        timing = Timing(
-            build_s=sum(seen.build_s for seen in trial.times),
-            compile_s=sum(seen.compile_s for seen in trial.times),
-            kernel_s=sum(seen.kernel_s for seen in trial.times),
-            reference_s=trial.reference.seconds,
-            total_s=time.perf_counter() - started,
-        )
-        return msgspec.structs.replace(verdict, timing=timing)
+        verdict = self._of_trial(trial, self._relations_of(case))
+        total_s = time.perf_counter() - started
+        return msgspec.structs.replace(verdict, timing=msgspec.structs.replace(verdict.timing, total_s=total_s))
 
     def together(self, cases: Sequence[Case]) -> list[Verdict]:
         """Verdicts on `cases`, from runs that were made together as far as memory and their problem allow."""
@@ -202,7 +187,15 @@ class _Judge:
         """The relations of `case`; one that must run alone on this device has no runs along with the case's."""
         return [replace(one, further=None) if self.device in one.alone_on else one for one in self._relations_of(case)]
 
-    def _of_trial(self, trial: Trial) -> Verdict:
+    def _of_trial(self, trial: Trial, relations: Sequence[Relation]) -> Verdict:
+        """The word of all oracles on `trial`: on its runs, then those of the kernel's own file, then `relations`."""
+        try:
+            verdict = self._of_all(trial, relations)
+        except KernelRaised as raised:
+            verdict = self._raised(raised)
+        return msgspec.structs.replace(verdict, timing=trial.timing)
+
+    def _of_runs(self, trial: Trial) -> Verdict:
         """The oracles' verdict on the runs of `trial`, and on further ones where a check fails.
 
         A kernel that never writes its LSE has one complaint in every case: what is wrong with its output goes before
@@ -220,32 +213,27 @@ class _Judge:
         failures = (check(trial) for name, check in _OF_BOTH_RUNS.items() if name in self.oracles)
         return next(filter(None, failures), None)
 
-    def _of_all(
-        self, trial: Callable[[], Trial], usual: Callable[[], Verdict], asked: Iterable[Ask], *, is_guarded: bool
-    ) -> Verdict:
-        """The word of all oracles on `trial()`: the `usual` ones, then those of the kernel's own file, then relations.
+    def _of_all(self, trial: Trial, relations: Sequence[Relation]) -> Verdict:
+        """As `_of_trial`; each is asked where those before it are content, relations also where it lacks but an LSE.
 
-        Each is `asked` where those before it are content, relations also where it lacks but an LSE.
+        Raises `KernelRaised`.
         """
-        try:
-            verdict = usual()
-            if verdict.failure is not None and verdict.failure.oracle == registry.DETERMINISM.name:
-                return self._unless_outside(verdict, trial())
-            if verdict.failure is None and is_guarded:
-                if trial().alone.any():  # so its second run was not guarded
-                    verdict = self._of_relation(verdict, trial(), GUARD_PAGE.looking_closer())
-                else:
-                    verdict = _after(verdict, GUARD_PAGE.name, None)
-            if verdict.failure is None and (own := self._own_oracles):
-                verdict = msgspec.structs.replace(verdict, failure=asking_own.check(own, trial()))
-            if verdict.failure is None or _lacks_lse(verdict, trial()):
-                for ask in asked:
-                    found = ask(verdict)
-                    if found.failure is not verdict.failure or found.fatal:
-                        return found
-                    verdict = found
-        except KernelRaised as raised:
-            return self._raised(raised)
+        verdict = self._of_runs(trial)
+        if verdict.failure is not None and verdict.failure.oracle == registry.DETERMINISM.name:
+            return self._unless_outside(verdict, trial)
+        if verdict.failure is None and trial.guard is not None:
+            if trial.alone.any():  # so its second run was not guarded
+                verdict = self._of_relation(verdict, trial, GUARD_PAGE.looking_closer())
+            else:
+                verdict = _after(verdict, GUARD_PAGE.name, None)
+        if verdict.failure is None and (own := self._own_oracles):
+            verdict = msgspec.structs.replace(verdict, failure=asking_own.check(own, trial))
+        if verdict.failure is None or _lacks_lse(verdict, trial):
+            for relation in relations:
+                found = self._of_relation(verdict, trial, relation)
+                if found.failure is not verdict.failure or found.fatal:
+                    return found
+                verdict = found
         return verdict
 
     def _unless_outside(self, verdict: Verdict, trial: Trial) -> Verdict:
@@ -334,10 +322,19 @@ class _Judge:
     def _at_home(self, candidates: Sequence[Candidate], home: str) -> list[Verdict]:
         """Verdicts on `candidates`, filled and looked at on the device `home`."""
         started = time.perf_counter()
+        batch = Batch(
+            self.kernel,
+            candidates,
+            device=self.device,
+            home=home,
+            tolerance=self.tolerance,
+            twice=self._runs_twice,
+            compile_clock=self.compile_clock,
+        )
         try:
-            verdicts = self._of_batch(candidates, home)
-        except ReferenceChanged as changed:
-            raise BatchLost(str(changed)) from changed
+            batch.launch()
+            batch.expect()
+            verdicts = [self._of_case(batch, i, found) for i, found in enumerate(batch.checks())]
         except torch.OutOfMemoryError as error:  # a kernel's own, or for want of what other cases hold
             raise BatchLost(text_of(error).strip().partition("\n")[0]) from error
         except RuntimeError as error:
@@ -348,68 +345,23 @@ class _Judge:
         share = Timing(total_s=shared_s / len(candidates))
         return [msgspec.structs.replace(verdict, timing=verdict.timing + share) for verdict in verdicts]
 
-    def _of_batch(self, candidates: Sequence[Candidate], home: str) -> list[Verdict]:
-        """Verdicts with the time that each case took for itself."""
-        batch = Batch(
-            self.kernel,
-            candidates,
-            device=self.device,
-            home=home,
-            tolerance=self.tolerance,
-            twice=self._runs_twice,
-            compile_clock=self.compile_clock,
-        )
-        batch.launch()
-        batch.expect()
-        return [self._of_case(batch, i, found) for i, found in enumerate(batch.checks())]
-
     def _of_case(self, batch: Batch, case: int, found: RunChecks | KernelRaised) -> Verdict:
-        launched = batch.timing(case)
-        launched_s = launched.compile_s + launched.kernel_s
-        is_done = batch.candidates[case].guard is None and not batch.asked[case] and not self._own_oracles
-        if isinstance(found, RunChecks) and not found.any() and is_done:
-            return Verdict(error_ratio=found.error_ratio, timing=msgspec.structs.replace(launched, total_s=launched_s))
+        """The verdict on a case of a batch; only one that a look at its runs does not settle has a trial."""
         started = time.perf_counter()
-        verdict = _survived(self._closer_look(batch, case, found))
-        timing = batch.timing(case) + verdict.timing
-        batch.drop_trial(case)
-        total_s = launched_s + time.perf_counter() - started
-        return msgspec.structs.replace(verdict, timing=msgspec.structs.replace(timing, total_s=total_s))
-
-    def _closer_look(self, batch: Batch, case: int, found: RunChecks | KernelRaised) -> Verdict:
-        """The oracles' word on a case with symptoms, or that a relation is to judge."""
+        candidate = batch.candidates[case]
         if isinstance(found, KernelRaised):
-            return self._raised(found)
-        if any(found.damaged):  # perhaps by another case, whose memory lies beside
-            return self.alone(batch.candidates[case].case)
-        is_guarded = batch.candidates[case].guard is not None
-        trial = partial(batch.trial, case)
-        asked = (partial(self._of_runs, batch=batch, case=case, asked=one) for one in batch.asked[case])
-
-        def usual() -> Verdict:
-            has_symptoms = found.any() or (is_guarded and trial().checks.any())
-            return self._of_trial(trial()) if has_symptoms else Verdict(error_ratio=found.error_ratio)
-
-        return self._of_all(trial, usual, asked, is_guarded=is_guarded)
-
-    def _of_runs(self, verdict: Verdict, batch: Batch, case: int, asked: RelationRequest) -> Verdict:
-        """As `_of_relation`, from runs that were made along with a case of a batch, or by runs of its own.
-
-        Where it lacks but an LSE, they are made again without.
-        """
-        further = asked.further if verdict.failure is None else None
-        if further is None or any(_is_owed_to_others(batch, entry) for entry in asked.entries):
-            return self._of_relation(verdict, batch.trial(case), asked.relation)
-        for changed, entry in zip(further.runs, asked.entries, strict=True):
-            raised = batch.raised(entry)
-            if raised is not None and (changed.values is not None or raised.is_a(KeyboardInterrupt)):
-                return self._relation_raised(verdict, asked.relation.name, raised)
-        failure = _objection(further, batch, case, asked.entries)
-        try:
-            failure = self._as_seen_alone(batch.trial(case), asked.relation, failure)
-        except KernelRaised as raised:
-            return self._relation_raised(verdict, asked.relation.name, raised)
-        return _after(verdict, asked.relation.name, failure)
+            verdict = self._raised(found)
+        elif any(found.damaged):  # perhaps by another case, whose memory lies beside
+            verdict = self.alone(candidate.case)
+        elif found.any() or candidate.guard is not None or batch.asked[case] or self._own_oracles:
+            verdict = self._of_trial(batch.trial(case), batch.relations(case))
+            batch.drop_trial(case)
+        else:
+            return Verdict(error_ratio=found.error_ratio, timing=batch.timing(case))
+        launched = batch.timing(case)
+        timing = launched + verdict.timing
+        total_s = launched.total_s + time.perf_counter() - started
+        return msgspec.structs.replace(_survived(verdict), timing=msgspec.structs.replace(timing, total_s=total_s))
 
 
 def _compares_runs(oracle: OracleName) -> bool:
@@ -429,22 +381,6 @@ def _lacks_lse(verdict: Verdict, trial: Trial) -> bool:
     if failure is None or failure.oracle != registry.UNWRITTEN.name or failure.tensor not in ("lse", "output_lse"):
         return False
     return unwritten.lacks_lse(trial)
-
-
-def _is_owed_to_others(batch: Batch, entry: int) -> bool:
-    """Whether what became of a run may come from memory that others of the batch wrote to, or hold."""
-    raised = batch.raised(entry)
-    return batch.is_damaged(entry) or (raised is not None and raised.is_a(torch.OutOfMemoryError))
-
-
-def _objection(further: FurtherRuns, batch: Batch, case: int, entries: range) -> Failure | None:
-    for run, entry in enumerate(entries):
-        wrong = batch.raised(entry) or (accuracy.check(batch.trial(entry)) if batch.is_wrong(entry) else None)
-        failure = None if wrong is None else further.blame(batch.trial(case), run, wrong)
-        if failure is not None:
-            return failure
-    failure = further.compare(batch.results(case), [batch.results(entry) for entry in entries])
-    return None if failure is None else further.refine(batch.trial(case), failure)
 
 
 def _batches(items: Sequence[int], sizes: Sequence[int], limit: int) -> Iterator[list[int]]:

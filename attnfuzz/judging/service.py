@@ -19,7 +19,8 @@ from attnfuzz.internal_errors import gpu_memory_ran_out
 from attnfuzz.isolation.devices import VISIBLE
 from attnfuzz.isolation.serve import ExitAfterReply
 from attnfuzz.isolation.turns import Turns
-from attnfuzz.judging.judge import BatchLost, judge, judge_batch
+from attnfuzz.judging.batch import BatchLost
+from attnfuzz.judging.judge import judge, judge_batch
 from attnfuzz.judging.messages import (
     BuildReply,
     BuildRequest,

@@ -33,20 +33,20 @@ class Fetch:
     """
 
     def __init__(self, home: torch.device | str = "cpu") -> None:
-        self._home = torch.device(home).type
+        self.home = torch.device(home).type
         self._buffers: dict[int, UInt8[Tensor, " nbytes"]] = {}
         self._tensors: dict[int, tuple[Tensor, Tensor]] = {}
 
     def start_buffer(self, buffer: UInt8[Tensor, " nbytes"]) -> None:
         """Copy ``buffer``, which starts its storage: tensors in it are found in the copy from then on."""
-        if buffer.device.type != self._home:
+        if buffer.device.type != self.home:
             copy = pinned(buffer.numel())
             self._buffers[buffer.untyped_storage().data_ptr()] = copy.copy_(buffer, non_blocking=True)
 
     def start_storage(self, tensor: Shaped[Tensor, "..."]) -> None:
         """Copy all of the storage that ``tensor`` is a part of, if that has not been started."""
         storage = tensor.untyped_storage()
-        if tensor.device.type != self._home and storage.data_ptr() not in self._buffers:
+        if tensor.device.type != self.home and storage.data_ptr() not in self._buffers:
             whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
             self.start_buffer(whole)
 
@@ -55,7 +55,7 @@ class Fetch:
         away = [
             tensor
             for tensor in tensors
-            if tensor.device.type != self._home and tensor.untyped_storage().data_ptr() not in self._buffers
+            if tensor.device.type != self.home and tensor.untyped_storage().data_ptr() not in self._buffers
         ]
         for dtype in dict.fromkeys(tensor.dtype for tensor in away):
             chosen = [tensor for tensor in away if tensor.dtype == dtype]
@@ -67,7 +67,7 @@ class Fetch:
 
     def at_home(self, tensor: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
         """The copy of ``tensor``; one that nobody asked for is made now."""
-        if tensor.device.type == self._home:
+        if tensor.device.type == self.home:
             return tensor
         buffer = self._buffers.get(tensor.untyped_storage().data_ptr())
         if buffer is not None:

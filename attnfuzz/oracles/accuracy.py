@@ -84,7 +84,7 @@ def nearby(trial: Trial, cases: Iterable[Case], *, poison: Fill = "nan") -> Iter
                 raise
             continue
         reference = trial.reference_of(changed)
-        yield reference, compare(reference, seen)
+        yield reference, compare(reference, seen.results)
 
 
 def _weighed(trial: Trial) -> list[AttentionRow]:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Float64, Shaped
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.inputs.open_module import Target
 from attnfuzz.inputs.reference import ExactResult
 from attnfuzz.inputs.registry import problem_of
 from attnfuzz.numerics import Bound, error_ratio
@@ -20,7 +21,6 @@ from attnfuzz.problems.declared_numerics import Tolerance
 from attnfuzz.problems.wording import element, numbers, ranges
 from attnfuzz.trials.checksums import checksum
 from attnfuzz.trials.expectations import Expectation, expectations, on_device
-from attnfuzz.trials.observation import Observation
 from attnfuzz.values.tokens import values_on
 from attnfuzz.verdict import Blame
 
@@ -122,7 +122,7 @@ class Reference:
 
     def checksum(self) -> int:
         """Checksum of all tensors that have been computed so far."""
-        return checksum(vars(self).get(name) for name in ("values", "values_on_cpu", "expectation"))
+        return checksum(vars(self).get(name) for name in ("values", "values_on_cpu", "expectation", "targets"))
 
     @property
     def expected(self) -> ExactResult:
@@ -144,18 +144,28 @@ class Reference:
         self.seconds += time.perf_counter() - started
         return on_device(found, self.device)
 
-
-def compare(reference: Reference, seen: Observation) -> list[Comparison]:
-    """Everything about a run that has a right value: the logical result, and the partial states that must be empty."""
-    case = reference.case
-    if (targets := problem_of(case).targets) is not None:
+    @cached_property
+    def targets(self) -> list[Target] | None:
+        """What the problem itself says of each result, in the memory of `device`; None where bounds are derived."""
+        targets = problem_of(self.case).targets
+        if targets is None:
+            return None
         return [
-            Comparison(one.name, axes_of(one.name, case), seen.results[one.name].double(), value, bound)
-            for one in targets(reference.values, reference.tolerance)
-            for value, bound in [(one.value.to(reference.device), one.bound.to(reference.device))]
+            Target(one.name, one.value.to(self.device), one.bound.to(self.device))
+            for one in targets(self.values, self.tolerance)
+        ]
+
+
+def compare(reference: Reference, results: Mapping[str, Shaped[Tensor, "..."]]) -> list[Comparison]:
+    """All of a run's results that has a right value: the logical result, and the partial states that must be empty."""
+    case = reference.case
+    if reference.targets is not None:
+        return [
+            Comparison(one.name, axes_of(one.name, case), results[one.name].double(), one.value, one.bound)
+            for one in reference.targets
         ]
     expected, bound = reference.expected, reference.bound
-    out, *rest = seen.results.values()
+    out, *rest = results.values()
     lse = natural_lse(reference.declaration, rest[0]) if rest else None
     got_out, got_lse = problem_of(case).logical_result(case, out, expected.lse if lse is None else lse)
     rows = axes_of("out", case)[0]
@@ -170,12 +180,6 @@ def compare(reference: Reference, seen: Observation) -> list[Comparison]:
 def natural_lse(declaration: Declaration, lse: Float[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
     """The LSE that a kernel returned, in natural logarithms."""
     return lse.double() * (math.log(2) if declaration.supports.lse == "base2" else 1.0)
-
-
-def worst_ratio(comparisons: list[Comparison]) -> Float64[Tensor, ""]:
-    """The largest error over bound, on the device of the results."""
-    ratios = [comparison.ratio.amax() for comparison in comparisons if comparison.ratio.numel()]
-    return torch.stack(ratios).amax() if ratios else comparisons[0].ratio.new_zeros(())
 
 
 def _empty_partials(case: Any, out: Tensor, lse: Tensor) -> list[Comparison]:

@@ -117,7 +117,7 @@ Request = tuple[Declaration, Case, Any]
 
 @dataclass
 class DistantExpectations:
-    """Expectations of `requests`, with values in host memory. Made at once; `at_home` once the device is done."""
+    """Expectations of `requests`, with values where `fetch` has its home; made at once, `at_home` after the device."""
 
     requests: Sequence[Request]
     device: str
@@ -126,7 +126,8 @@ class DistantExpectations:
     fetch: Fetch
 
     def __post_init__(self) -> None:
-        is_worth_it = self.device != "cpu" and sum(case.work for _, case, _ in self.requests) > _HOST_WORK
+        is_away = self.device != self.fetch.home
+        is_worth_it = is_away and sum(case.work for _, case, _ in self.requests) > _HOST_WORK
         requests = self._sent() if is_worth_it else self.requests
         self._found = expectations(requests, tolerance=self.tolerance, one_copy=self.one_copy)
         for expectation in self._found:
@@ -134,7 +135,7 @@ class DistantExpectations:
                 self.fetch.start_storage(part)
 
     def at_home(self) -> list[Expectation]:
-        """All of them in host memory."""
+        """All of them in the memory of the values."""
         return [_expectation(*map(self.fetch.at_home, _parts(one))) for one in self._found]
 
     def _sent(self) -> list[Request]:

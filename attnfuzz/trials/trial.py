@@ -7,19 +7,20 @@ from functools import cached_property
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool
 from torch import Tensor
 
 from attnfuzz.declaration import Kernel
 from attnfuzz.inputs.writing import Placement
 from attnfuzz.memory.guarded import Guard
-from attnfuzz.memory.patterns import Fill, holds_prefill
+from attnfuzz.memory.patterns import Fill
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.declared_numerics import Tolerance
 from attnfuzz.trials.checksums import CHANGED
-from attnfuzz.trials.comparison import Comparison, Reference, compare, worst_ratio
+from attnfuzz.trials.comparison import Comparison, Reference, compare
 from attnfuzz.trials.observation import KernelRaised, Observation, ResultError, Times, observe, observe_guarded
-from attnfuzz.trials.run_checks import RunChecks, elements_differ
+from attnfuzz.trials.run_checks import CaseRuns, RunChecks, elements_differ, look
+from attnfuzz.verdict import Timing
 
 
 class Trial:
@@ -41,14 +42,15 @@ class Trial:
     ) -> None:
         """`reference`: if it is known, on the device where runs are looked at. `twice`: whether there is a second run.
 
-        `placement`: where the live elements go, if not where the case says. `guard`: see `second`. `inquire`: whether
+        `placement`: where the live elements go, if not where the case says. `guard`: see `second`, which there is then.
+        `inquire`: whether
         neighbouring cases are asked what is behind a failure. `compile_clock`: see `observe`.
         """
         self.kernel = kernel
         self.case = case
         self.device = device
         self.placement = placement
-        self.twice = twice
+        self.twice = twice or guard is not None
         self.guard = guard
         self.inquire = inquire
         self.compile_clock = compile_clock
@@ -122,11 +124,10 @@ class Trial:
                 return Difference("determinism", seen, again)
         return Difference("unwritten" if is_unwritten else "dead_memory", self.first, otherwise)
 
-    def adopt(self, runs: Sequence[Observation]) -> None:
-        """Take over the first run and perhaps the second, which have been made elsewhere."""
-        self.times.extend(seen.times for seen in runs)
-        for name, seen in zip(("first", "second"), runs, strict=False):
-            self.__dict__[name] = seen
+    def adopt(self, runs: Sequence[Observation], checks: RunChecks) -> None:
+        """Take over the first run, and the second but for one with a `guard`, made and looked at elsewhere."""
+        vars(self).update(zip(("first", "second"), runs, strict=False))
+        vars(self)["checks" if self.guard is None else "alone"] = checks
 
     def beside(
         self,
@@ -157,14 +158,10 @@ class Trial:
         declaration, tolerance = self.kernel.declaration, self.reference.tolerance
         return Reference(declaration, case, device=self.device, tolerance=tolerance, values=values)
 
-    def guard_second(self, guard: Guard, *, alone: RunChecks) -> None:
-        """Have the second run made with a `guard`, unless the first one has symptoms `alone`."""
-        self.twice, self.guard, self.alone = True, guard, alone
-
     def look_closer(self) -> None:
         """Make the second run after all, upon symptoms in the first."""
         self.twice = True
-        for cached in ("second", "flags", "checks"):
+        for cached in ("second", "checks"):
             self.__dict__.pop(cached, None)
 
     def without_lse(self) -> "Trial":
@@ -175,10 +172,14 @@ class Trial:
             if isinstance(member, cached_property):
                 vars(found).pop(name, None)
         found.first, found.second = _output_of(self.first), self.second and _output_of(self.second)
-        differs = found.second is not None and bool(found.disagree(found.first, found.second))
-        ratio = float(worst_ratio(found.comparison))
-        found.checks = replace(self.checks, unwritten=False, differs=differs, error_ratio=ratio)
+        found.checks = replace(found.checks, damaged=self.checks.damaged, unwritten=False)
         return found
+
+    @property
+    def timing(self) -> Timing:
+        """Seconds of the runs that it has made and of its reference; the total is left to the caller."""
+        build_s, compile_s, kernel_s = map(sum, zip(*self.times, strict=True)) if self.times else (0.0, 0.0, 0.0)
+        return Timing(build_s=build_s, compile_s=compile_s, kernel_s=kernel_s, reference_s=self.reference.seconds)
 
     @property
     def runs(self) -> list[Observation]:
@@ -194,43 +195,26 @@ class Trial:
     def compare(self, seen: Observation) -> list[Comparison]:
         """A run against the reference, in whose memory they are compared: in a batch that is the host's."""
         results = {name: result.to(self.reference.device) for name, result in seen.results.items()}
-        return compare(self.reference, replace(seen, results=results))
-
-    @cached_property
-    def flags(self) -> Float64[Tensor, "5"]:
-        """One look at everything, on the device and without waiting for it: see `RunChecks.read`.
-
-        Whether the first and the second run did damage, whether an element was not written, whether the runs differ,
-        and the largest error over bound. No run may have raised.
-        """
-        first, second = self.first, self.second
-        damaged = [_damaged(first)]
-        differs = torch.zeros_like(damaged[0])
-        if second is not None:
-            damaged.append(_damaged(second))
-            differs = self.disagree(first, second)
-        else:
-            damaged.append(differs)
-        return torch.stack([*damaged, _unwritten(first), differs, worst_ratio(self.comparison)])
+        return compare(self.reference, results)
 
     @cached_property
     def alone(self) -> RunChecks:
         """Checks of the first run by itself, after a wait for the device."""
-        flags = _damaged(self.first), _unwritten(self.first), worst_ratio(self.comparison)
-        damaged, unwritten, error_ratio = torch.stack(flags).tolist()
-        return RunChecks((bool(damaged),), bool(unwritten), differs=False, error_ratio=error_ratio)
+        return self._look([self.first])
 
     @cached_property
     def checks(self) -> RunChecks:
         """Checks of both runs, after a wait for the device."""
-        if self.guard is None:
-            return RunChecks.read(self.flags.tolist(), runs=len(self.runs))
-        first, second = self.runs
-        damaged = bool(_damaged(first))
-        if second is self._clean_in_guard:
-            return replace(self.alone, damaged=(damaged, False))
-        differs = bool(self.disagree(first, second))
-        return replace(self.alone, damaged=(damaged, bool(_damaged(second))), differs=differs)
+        runs = self.runs
+        if runs[-1] is self._clean_in_guard:
+            return replace(self.alone, damaged=(*self.alone.damaged, False))
+        return self._look(runs)
+
+    def _look(self, runs: Sequence[Observation]) -> RunChecks:
+        """`look` at a batch of this case alone. No run may have raised."""
+        damaged = torch.stack(list(map(_damaged, runs))).tolist()
+        seen = CaseRuns(self.reference, [seen.results for seen in runs], tuple(damaged))
+        return look(self.kernel.declaration, [seen])[0]
 
     def disagree(self, one: Observation, other: Observation) -> Bool[Tensor, ""]:
         """Whether two runs gave different bits; of a kernel that declares itself nondeterministic, other NaNs."""
@@ -295,10 +279,6 @@ def _output_of(seen: Observation) -> Observation:
 
 def _damaged(seen: Observation) -> Bool[Tensor, ""]:
     return seen.given.damage() | seen.allocated.damage()
-
-
-def _unwritten(seen: Observation) -> Bool[Tensor, ""]:
-    return torch.stack([holds_prefill(result, seen.prefill).any() for result in seen.results.values()]).any()
 
 
 Cause = Literal["determinism", "unwritten", "dead_memory"]

@@ -61,13 +61,13 @@ def test_runs_of_a_batch_are_made_before_any_is_looked_at(monkeypatch: pytest.Mo
         monkeypatch.setattr(batches.Batch, name, noted)
 
     note("_run")
-    note("_look_on_host")
+    note("_look")
     kernel = sparse_decode_kernels.right
     drawn = drawn_from(cases(kernel.declaration.problem), draws=6)
     assert all(verdict.failure is None for verdict in judge_batch(kernel, drawn, device="cpu", relations="all"))
     assert events.count("_run") >= 2 * len(drawn)
-    assert events.index("_look_on_host") == events.count("_run")
-    assert events.count("_look_on_host") == 1
+    assert events.index("_look") == events.count("_run")
+    assert events.count("_look") == 1
 
 
 @pytest.mark.parametrize("name", ["write", "attend"])
@@ -105,6 +105,38 @@ def test_offsets_in_float_are_wrong_below_the_limit_of_32_bits_too() -> None:
     failure = caught.value.failure
     assert (failure.oracle, failure.cause) == ("page_relocation", "")
     assert any("wrong with all of them below 2^31 bytes" in line for line in failure.details)
+
+
+class Double(attnfuzz.Problem):
+    """Rows times two; there may be none."""
+
+    rows = attnfuzz.Integer(0, 8)
+    seed = attnfuzz.Seed()
+
+    def tensors(self, case: Any) -> dict[str, attnfuzz.TensorSpec]:
+        x, out = (attnfuzz.TensorSpec((case.rows, 4), "float32", role) for role in ("input", "output"))
+        return {"x": x, "out": out}
+
+    def write(self, case: Any, tensors: Any) -> None:
+        tensors["x"].copy_(attnfuzz.numbers((case.rows, 4), seed=case.seed, name="x"))
+
+    def reference(self, case: Any, tensors: Any) -> dict[str, Tensor]:
+        return {"out": tensors["x"].double() * 2}
+
+
+@attnfuzz.kernel(Double())
+def leaves_the_first_row(inputs: Any) -> None:
+    inputs.out[1:] = inputs.x[1:] * 2
+
+
+def test_results_without_elements_are_nobodys() -> None:
+    """A case that has none would have the symptoms of the one behind it, or end the batch."""
+    drawn = drawn_from(cases(leaves_the_first_row.declaration.problem), draws=60)
+    with_rows, without = ([case for case in drawn if (case.rows > 0) is some][:2] for some in (True, False))
+    (one, another), none = with_rows, without[0]
+    for batch in ([one, none], [none, one], [one, none, another], without):
+        verdicts = judge_batch(leaves_the_first_row, batch, device="cpu", relations=())
+        assert [told(verdict) is not None for verdict in verdicts] == [case.rows > 0 for case in batch]
 
 
 _INF, _NONE = torch.inf, torch.finfo(torch.float32).min

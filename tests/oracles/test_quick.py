@@ -14,8 +14,8 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz.judging import judge as judging
-from attnfuzz.judging.batch import Batch
-from attnfuzz.judging.judge import BatchLost, judge, judge_batch
+from attnfuzz.judging.batch import Batch, BatchLost
+from attnfuzz.judging.judge import judge, judge_batch
 from attnfuzz.memory.image import plan_of
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.limits import CaseTooLarge, case_nbytes

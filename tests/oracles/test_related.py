@@ -16,7 +16,8 @@ from torch import Tensor
 import attnfuzz
 from attnfuzz.declaration import Kernel, load_kernels
 from attnfuzz.judging import judge as judging
-from attnfuzz.judging.judge import BatchLost, judge, judge_batch
+from attnfuzz.judging.batch import BatchLost
+from attnfuzz.judging.judge import judge, judge_batch
 from attnfuzz.memory.patterns import bits
 from attnfuzz.oracles.registry import DEFAULT_ORACLES, OracleName
 from attnfuzz.oracles.relations import relation as transformed

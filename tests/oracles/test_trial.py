@@ -14,7 +14,8 @@ import torch
 from attnfuzz.isolation import memory_faults as fault_map
 from attnfuzz.isolation.memory_faults import FaultMap, read_regions
 from attnfuzz.judging import judge as judging
-from attnfuzz.judging.judge import BatchLost, judge, judge_batch
+from attnfuzz.judging.batch import BatchLost
+from attnfuzz.judging.judge import judge, judge_batch
 from attnfuzz.problems.cases import Case
 from attnfuzz.trials.trial import Trial
 from attnfuzz.values import LogicalAttention

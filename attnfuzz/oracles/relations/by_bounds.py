@@ -81,8 +81,7 @@ def _may_run(declaration: Declaration, case: Case) -> bool:
 
 def _compared(trial: Trial, changed: Changed) -> Parts:
     """A run on `changed` against its own reference, in host memory: `out`, and `lse` if the kernel returns it."""
-    seen = run_on(trial, changed)
-    return _on_host(compare(trial.reference_of(changed.case, changed.values), seen))
+    return _on_host(compare(trial.reference_of(changed.case, changed.values), run_on(trial, changed).results))
 
 
 def _beyond(oracle: Oracle, trial: Trial, found: Parts, words: str) -> Failure | None:

@@ -42,7 +42,6 @@ from attnfuzz.problems.wording import element, number, ratio
 from attnfuzz.trials.comparison import Comparison, compare, extent, first_index
 from attnfuzz.trials.observation import (
     KernelRaised,
-    Observation,
     call,
     call_options,
     results_of_call,
@@ -352,7 +351,7 @@ def _objection(trial: Trial, content: Twin, eager: Tensors, replayed: Tensors) -
 
 def _beyond_bounds(trial: Trial, case: Case, eager: Tensors, replayed: Tensors, words: str) -> Failure | None:
     """An objection to what is outside its bound in the replay, and inside in the eager call."""
-    rights, founds = (_compared(trial, case, results) for results in (eager, replayed))
+    rights, founds = (compare(trial.reference_of(case), results) for results in (eager, replayed))
     for right, found in zip(rights, founds, strict=True):
         mask = (found.ratio > 1) & (right.ratio <= 1)
         if mask.any():
@@ -366,23 +365,17 @@ def _stale(held: _HeldTensors, content: Twin, image: Memory, eager: Tensors) -> 
     Such a kernel has kept for the eager calls, too, what it worked out when it was first called with these shapes.
     """
     trial = held.trial
-    found = next((one for one in _compared(trial, content.case, eager) if bool((one.ratio > 1).any())), None)
+    found = next((one for one in compare(trial.reference_of(content.case), eager) if bool((one.ratio > 1).any())), None)
     fresh = None if found is None else fresh_copy(trial.kernel)
     if found is None or fresh is None:
         return None
-    anew = _compared(trial, content.case, held.eager(fresh, content, image))
+    anew = compare(trial.reference_of(content.case), held.eager(fresh, content, image))
     if any(bool((one.ratio > 1).any()) for one in anew):
         return None  # it is wrong by itself
     mask = found.ratio > 1
     right = next(one for one in anew if one.name == found.name)
     said = f"is {_at(right, mask)} before any other call, but {_at(found, mask)} when the graph is replayed"
     return _outside(found, mask, f"{said} {content.words}, and in an eager call after that")
-
-
-def _compared(trial: Trial, case: Case, results: Tensors) -> list[Comparison]:
-    nothing = Arena(trial.device, poison="nan", prefill="nan")
-    seen = Observation("nan", "nan", None, given=nothing, allocated=nothing, results=results)
-    return compare(trial.reference_of(case), seen)
 
 
 def _outside(found: Comparison, mask: Bool[Tensor, "..."], said: str) -> Failure:

@@ -170,6 +170,11 @@ class FurtherRuns:
     refine: Callable[[Trial, Failure], Failure] = lambda trial, failure: failure
     blame: Callable[[Trial, int, Failure | KernelRaised], Failure | None] = lambda trial, run, what: None
 
+    def objection(self, trial: Trial, others: Sequence[Results]) -> Failure | None:
+        """What is said of the results of all `runs` beside those of the trial's first run."""
+        failure = self.compare(as_it_is(trial), others)
+        return None if failure is None else self.refine(trial, failure)
+
 
 Further = Callable[[Declaration, Any, Contents], FurtherRuns | None]
 """Makes the runs of a case and what is in its tensors, on any device; None if there is nothing to be made of it."""
@@ -235,7 +240,7 @@ def one_by_one(further: Further) -> Callable[[Trial], Failure | None]:
         wanted = further(trial.kernel.declaration, trial.case, contents)
         if wanted is None:
             return None
-        failure = wanted.compare(as_it_is(trial), [results_of(trial, changed) for changed in wanted.runs])
-        return None if failure is None else wanted.refine(trial, failure)
+        as_it_is(trial)  # before the others
+        return wanted.objection(trial, [results_of(trial, changed) for changed in wanted.runs])
 
     return check

@@ -88,7 +88,7 @@ def _check(trial: Trial) -> Failure | None:
     for changed in repeated(case, trial.device):
         seen = run_on(trial, Changed("with other numbers", changed))
         reference = trial.reference_of(changed)
-        comparisons = compare(reference, seen)
+        comparisons = compare(reference, seen.results)
         if (wrong := objection(reference, comparisons, seen.poison, nearby=no_runs)) is not None:
             return _beyond(_inquired(trial, changed) or wrong, changed)
         found += _tokens_of(trial, changed, reference, comparisons)
