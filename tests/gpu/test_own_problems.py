@@ -49,7 +49,7 @@ def test_bugs_show_in_a_batch_as_alone(bug: str, runner: Runner) -> None:
     oracles = [(one and one.oracle, other.oracle) for one, other in pairs]
     # A slot of two tokens has either's, in torch's order of the moment: then runs differ before anything else does.
     assert not [both for both in oracles if len({*both}) > 1 and "determinism" not in both]
-    assert all(one for one, _ in oracles)
+    assert all(one for one, other in oracles if other != "determinism")
 
 
 @pytest.mark.parametrize("name", ["write", "attend"])
