@@ -10,17 +10,13 @@ import click
 from attnfuzz.bench.kernels.shapes import SUITES, L2State, Mode
 from attnfuzz.bench.tuning_record import FEATURES
 from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, duration, of_engines, writable_file
-from attnfuzz.cli.outcome import SHOWN, Outcome
+from attnfuzz.cli.outcome import Outcome
 from attnfuzz.cli.output import Refusal, refusing, write_asked
-from attnfuzz.data_files import MOST_RESULT_BYTES, read_data_file
 from attnfuzz.isolation.devices import likely_device
 from attnfuzz.problems.supports import OptionValue
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from attnfuzz.bench.kernels.run import TimingProcess
-    from attnfuzz.bench.tuning_record import Tuned
     from attnfuzz.declaration import Declaration
 
 
@@ -173,9 +169,6 @@ def _check_options(asked: dict[str, tuple[OptionValue, ...]], declared: set[str]
             raise Refusal(f"--option {name}: nothing that is timed has such an option; they have {known}")
 
 
-_HOST_KNOWS = FEATURES[:-1]
-
-
 def joint_option_values(
     ctx: click.Context, param: click.Parameter, given: tuple[str, ...]
 ) -> dict[tuple[str, ...], tuple[tuple[OptionValue, ...], ...]]:
@@ -199,21 +192,6 @@ def joint_option_values(
     return found
 
 
-_FEATURES = click.option(
-    "--feature",
-    "features",
-    multiple=True,
-    type=click.Choice(FEATURES),
-    help="What a decision may depend on; by default what the host knows, so all but total_tokens.",
-)
-_LEAVES = click.option(
-    "--leaves", type=click.IntRange(1, 64), default=8, show_default=True, help="Most leaves of the tree."
-)
-_PYTHON = click.option(
-    "--python", "python_file", type=FILE, callback=writable_file, metavar="FILE", help="Write a module."
-)
-
-
 @command.command("tune", short_help="Measure a kernel's options and print a tree of choices.", epilog=KERNEL_HELP)
 @click.argument("kernel", metavar="KERNEL")
 @click.option("--device", type=DEVICE, default="auto", show_default=True)
@@ -226,14 +204,20 @@ _PYTHON = click.option(
     help="Values to try for an option, in place of all that the kernel declares; a single one keeps it fixed. "
     "NAME/NAME=VALUE/VALUE,... for options that go together.",
 )
-@_FEATURES
+@click.option(
+    "--feature",
+    "features",
+    multiple=True,
+    type=click.Choice(FEATURES),
+    help="What a decision may depend on; by default what the host knows, so all but total_tokens.",
+)
 @click.option("--batches", type=click.IntRange(1, 1000), default=40, show_default=True, help="Most ragged batches.")
 @click.option("--configurations", type=click.IntRange(1, 1000), default=48, show_default=True, help="How many to try.")
-@_LEAVES
+@click.option("--leaves", type=click.IntRange(1, 64), default=8, show_default=True, help="Most leaves of the tree.")
 @click.option("--cold/--warm", "is_cold", default=True, help="Keys and values in memory, or where they fit in L2.")
 @click.option("--seconds", callback=duration, default="0.02s", show_default=True, help="Length of a measurement.")
 @click.option("--budget", callback=duration, default="10m", show_default=True, help="No batch begins later.")
-@_PYTHON
+@click.option("--python", "python_file", type=FILE, callback=writable_file, metavar="FILE", help="Write a module.")
 @click.option(
     "--json", "json_file", type=FILE, callback=writable_file, metavar="FILE", help="Write all times and the tree."
 )
@@ -254,13 +238,14 @@ def tune_command(
     """Measure the options that KERNEL declares over ragged batches, and print a small tree of if and else.
 
     A part of the batches is kept back, to show what the tree is worth on batches that it has not seen. Configurations
-    that are wrong are left out and named; the exit status is then 1. `attnfuzz bench tree` makes the same of the JSON
-    file again. Stopped by Ctrl-C or SIGTERM, it ends after the batch, and writes what it knows.
+    that are wrong are left out and named; the exit status is then 1. Stopped by Ctrl-C or SIGTERM, it ends after the
+    batch, and writes what it knows.
     """
     from attnfuzz.bench.kernels.run import TimingProcess
     from attnfuzz.bench.tuning import Tuning, tune
-    from attnfuzz.bench.tuning_record import grown
+    from attnfuzz.bench.tuning_record import encode_tuned, grown, python_source
     from attnfuzz.campaign.stopping import Interrupts
+    from attnfuzz.own_files import write_file
     from attnfuzz.report.terminal import make_console
 
     _refuse_interpreter(device)
@@ -284,47 +269,9 @@ def tune_command(
         )
         try:
             record = tune(process, found[0], plan, console.print, stopped=lambda: interrupts.count > 0)
-            tuned = grown(found[0].target, record, features or _HOST_KNOWS, leaves)
+            tuned = grown(found[0].target, record, features or FEATURES[:-1], leaves)
         except ValueError as error:
             raise Refusal(str(error)) from error
-    _show_tuned(console, tuned, python_file, json_file)
-    return Outcome(judged=len(record.batches), failed=bool(record.wrong), signal=interrupts.first)
-
-
-@command.command("tree", short_help="Make such a tree again of the times in FILE.")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@_FEATURES
-@_LEAVES
-@_PYTHON
-@click.option("--json", "json_file", type=FILE, callback=writable_file, metavar="FILE", help="Write FILE anew.")
-def tree_command(
-    file: Path, features: tuple[str, ...], leaves: int, python_file: Path | None, json_file: Path | None
-) -> Outcome:
-    """Grow a tree from the times in FILE, which `attnfuzz bench tune --json` wrote, on a machine without a GPU too.
-
-    It is the tree of that run, unless other features or leaves are asked for.
-    """
-    from attnfuzz.bench.tuning_record import decode_tuned, grown
-    from attnfuzz.report.terminal import make_console
-
-    try:
-        read = decode_tuned(read_data_file(file, MOST_RESULT_BYTES))
-    except OSError as error:
-        raise Refusal(f"{file} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise Refusal(f"{file} is not what attnfuzz bench tune --json writes: {error}") from error
-    context = click.get_current_context()
-    is_asked = context.get_parameter_source("leaves") is not click.core.ParameterSource.DEFAULT
-    tuned = grown(read.kernel, read.record, features or read.features, leaves if is_asked else read.max_leaves)
-    _show_tuned(make_console(), tuned, python_file, json_file)
-    return SHOWN
-
-
-def _show_tuned(console: Console, tuned: Tuned, python_file: Path | None, json_file: Path | None) -> None:
-    """Print the module with its figures, and write the files that were asked for."""
-    from attnfuzz.bench.tuning_record import encode_tuned, python_source
-    from attnfuzz.own_files import write_file
-
     for configuration, why in tuned.record.wrong:
         console.print(f"WRONG, left out: {configuration}: {why}", style="bold red")
     if tuned.record.unreached:
@@ -336,3 +283,4 @@ def _show_tuned(console: Console, tuned: Tuned, python_file: Path | None, json_f
         ("--python", python_file, lambda path: write_file(path, source.encode())),
         ("--json", json_file, lambda path: write_file(path, encode_tuned(tuned))),
     )
+    return Outcome(judged=len(record.batches), failed=bool(record.wrong), signal=interrupts.first)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from attnfuzz.campaign.workers import cores
 from attnfuzz.cases.supported import Translated, adapt_options, translate, why_unsupported
@@ -32,55 +33,37 @@ from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.open_cases import OpenCase, OpenProblem
 from attnfuzz.verdict import Failure, Verdict
 
-FORMAT = "attnfuzz.conformance-set/1"
 _LATEST = 4
 _MOST_BYTES = 8 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class ConformanceEntry:
+class ConformanceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``strict``: the case is about what translating it for a kernel would change, so it is put to kernels as it is.
 
     ``law``: the relation, or else the result that two runs share, that is asked of it, in place of the result alone.
     ``note``: the hash of the saved case that it is a copy of. ``about``: the field that a case of an open problem is
-    about; its other fields have the kernel's own values where the kernel takes no others.
+    about; its other fields have the kernel's own values where the kernel takes no others. ``problem``: in the file, by
+    name.
     """
 
     group: str
     feature: str
-    case: Case
+    case: Any
     strict: bool = False
     law: OracleName | None = None
     note: str = ""
     about: str = ""
+    problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ConformanceSet:
-    """``seed``: of the drawn cases."""
+class ConformanceSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``seed``: of the drawn cases. ``problems``: the fields of open ones, by their places."""
 
+    format: Literal["attnfuzz.conformance-set/1"]
     version: int
     seed: int
     entries: tuple[ConformanceEntry, ...]
-
-
-class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    group: str
-    feature: str
-    problem: str
-    strict: bool
-    law: OracleName | None
-    note: str
-    case: dict[str, object]
-    about: str = ""
-
-
-class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    format: str
-    version: int
-    seed: int
-    entries: tuple[_Entry, ...]
-    problems: dict[str, dict[str, Field]] = {}
+    problems: dict[str, dict[str, Field]]
 
 
 def set_file(version: int) -> Path:
@@ -90,23 +73,12 @@ def set_file(version: int) -> Path:
 
 def load_set() -> ConformanceSet:
     """The set that comes with this version of attnfuzz."""
-    document = msgspec.json.decode(read_data_file(set_file(_LATEST), _MOST_BYTES), type=_Document)
-    problems: dict[str, Problem] = {
-        place: OpenProblem(place=place, fields=fields) for place, fields in document.problems.items()
-    }
+    read = msgspec.json.decode(read_data_file(set_file(_LATEST), _MOST_BYTES), type=ConformanceSet)
+    known: dict[str, Problem] = {place: OpenProblem(place=place, fields=own) for place, own in read.problems.items()}
     entries = tuple(
-        ConformanceEntry(
-            one.group,
-            one.feature,
-            case_from_builtins(problems.get(one.problem, one.problem), one.case),
-            one.strict,
-            one.law,
-            one.note,
-            one.about,
-        )
-        for one in document.entries
+        replace(one, case=case_from_builtins(known.get(one.problem, one.problem), one.case)) for one in read.entries
     )
-    return ConformanceSet(document.version, document.seed, entries)
+    return replace(read, entries=entries)
 
 
 Status = Literal["pass", "fail", "unsupported", "not_run"]

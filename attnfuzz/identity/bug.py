@@ -410,8 +410,7 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
             return True  # whose runs come after others, so that what is kept of them is read
         if self.is_told_apart_from(seen):
             return False
-        is_write_astray = self.oracle == RED_ZONE.name and self.kind.startswith("write ")
-        if is_write_astray and self.symptom == seen.symptom and not (self.rough or self.line or seen.line):
+        if self.is_write_astray and self.symptom == seen.symptom and not (self.rough or self.line or seen.line):
             return True  # around the same tensor, from a line that could not be found: whatever else a case needs
         if self.is_unsteady and (seen.is_unsteady or seen.symptom.is_of_bits):
             return (self.flaky and seen.flaky) or self.features - {NEEDS_PRECEDING} <= seen.features
@@ -427,9 +426,22 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
             return False
         return not self.is_of_luck and has_essentials(seen.all_features, self.features)
 
+    @property
+    def is_write_astray(self) -> bool:
+        """Whether it writes around a tensor."""
+        return self.oracle == RED_ZONE.name and self.kind.startswith("write ")
+
     def may_show_as(self, seen: Bug) -> bool:
-        """Whether nothing that was tested tells ``seen`` from it, of which no more than one case is known."""
-        if self.symptom.sort != seen.symptom.sort or self.is_told_apart_from(seen):
+        """Whether nothing that was tested tells ``seen`` from it, of which no more than one case is known.
+
+        Tokens that a log-sum-exp has too many or too few of are wrong in the output too, if other values lie there; and
+        an allocator aborts whose memory was written out of bounds.
+        """
+        is_of_tokens = bool(self.mistakes) and are_of_what_was_read(self.mistakes)
+        is_aborted = seen.symptom.sort == "crash/SIGABRT" and self.is_write_astray
+        if self.symptom.sort != seen.symptom.sort and not is_aborted:
+            return False
+        if self.is_told_apart_from(msgspec.structs.replace(seen, results=frozenset()) if is_of_tokens else seen):
             return False
         return not self.flaky or seen.is_unsteady or seen.symptom.is_of_bits
 

@@ -159,18 +159,6 @@ def alternatives(supports: Supports) -> list[Supports]:
     return found or [supports]
 
 
-def with_values(supports: Supports, known: Mapping[str, OptionValue]) -> Supports | None:
-    """``supports`` with only the combinations that permit the ``known`` values; None if it has some, and none does."""
-    left = tuple(
-        one
-        for one in supports.combinations
-        if all(offers(values, known[name]) for name, values in one.items() if name in known)
-    )
-    if not supports.combinations:
-        return supports
-    return msgspec.structs.replace(supports, where=left) if left else None
-
-
 def settled(problem: Problem, supports: Supports, options: Options) -> Supports:
     """``supports`` with the table of its function, if it has one; of a table, that a kernel like this can have it.
 

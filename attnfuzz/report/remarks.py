@@ -89,10 +89,11 @@ def _notes(result: CampaignResult) -> Iterator[Remark]:
         yield Remark("note", "Not tried", f"{target}: {untried_words(relation, cases)}", (target,))
     for target, kernel in kernels.items():
         if kernel.not_runnable:  # their number is in no other
-            left_out = count(sum(kernel.not_runnable.values()), "case")
-            reasons = tuple(f"{count(cases, 'case')}: {why}" for why, cases in sorted(kernel.not_runnable.items()))
-            text = f"{target}: {left_out} left out, not runnable here; use a GPU"
-            yield Remark("note", "Not runnable here", text, (target,), reasons)
+            number, reasons = sum(kernel.not_runnable.values()), sorted(kernel.not_runnable.items())
+            why = f": {reasons[0][0]}" if len(reasons) == 1 else ""
+            text = f"{target}: {count(number, 'case')} left out, not runnable here{why}; use a GPU"
+            each = () if why else tuple(f"{count(cases, 'case')}: {reason}" for reason, cases in reasons)
+            yield Remark("note", "Not runnable here", text, (target,), each)
     ratio = largest_ratio(result.statistics)
     if ratio > 1 and result.statistics.oracles and ACCURACY.name not in result.statistics.oracles:
         text = f"errors reach {ratio:.3g} times their bound, which accuracy would object to: it was not asked"

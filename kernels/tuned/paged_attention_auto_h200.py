@@ -1,7 +1,6 @@
 """Options of paged_attention_auto, as `attnfuzz bench tune` chose them.
 
 Measured on NVIDIA H200 on 2026-11-29 (torch 2.11.0, triton 3.6.0, CUDA 13.0): 24 configurations.
-`attnfuzz bench tree` makes this file again of the record of that run.
 Slower than the best configuration of each batch, in the median and at worst:
 
 19 batches that it was grown on:
@@ -30,7 +29,13 @@ RANGES = {
 
 
 def choose_options(
-    batch: int, max_seq_len: int, heads_per_group: int, head_size: int, max_query_len: int, rows: int, pairs: int
+    batch: int,
+    max_seq_len: int,
+    heads_per_group: int,
+    head_size: int,
+    max_query_len: int,
+    rows: int,
+    pairs: int,
 ) -> dict[str, int]:
     """Lengths in tokens; of all sequences of a batch."""
     if max_query_len <= 32:

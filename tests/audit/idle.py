@@ -39,7 +39,6 @@ IDLE: tuple[tuple[str, ...], ...] = (
     ("explain", "case.json", "--device", "cpu"),
     ("replay", "empty"),
     ("triage", "empty"),
-    ("bench", "tree", "empty.json"),
 )
 """Oracles that say nothing of the kernel, kernels that cannot run here, never return or take too long, no cases."""
 
@@ -101,5 +100,4 @@ class Idle(Part):
             (project / name).write_text(_HEAD + source)
         case: dict[str, Any] = {**TINY, "kernel": f"{_CANNOT_RUN}:mine"}
         (project / "case.json").write_text(json.dumps(case))
-        (project / "empty.json").write_text("{}")
         (project / "empty").mkdir()

@@ -7,6 +7,7 @@ import itertools
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,16 +15,8 @@ import torch
 from msgspec.structs import replace
 from rich.console import Console
 
-from attnfuzz.bench.kernels import contender
-from attnfuzz.bench.kernels.contender import (
-    AttentionTensors,
-    Contender,
-    draw_tensors,
-    in_layout,
-    measure,
-    prepare_kernel,
-    sets_for_cold_l2,
-)
+from attnfuzz.bench.kernels import contender, timing
+from attnfuzz.bench.kernels.contender import Contender, measure
 from attnfuzz.bench.kernels.run import (
     Crashed,
     KernelBench,
@@ -42,12 +35,11 @@ from attnfuzz.bench.kernels.shapes import (
     encode_report,
     smoke_suite,
 )
-from attnfuzz.bench.kernels.timing import HostStopwatch
+from attnfuzz.bench.kernels.timing import MOST_SETS, host_stopwatch, sets_beyond
 from attnfuzz.declaration import KernelLoadError
-from attnfuzz.inputs.layouts import split_interleaved, token_views
+from attnfuzz.kernels import bundled
 from attnfuzz.problems.attention import MAX_SEQ_LEN
-from attnfuzz.problems.declared_numerics import Numerics
-from attnfuzz.problems.supports import OptionValue
+from attnfuzz.problems.supports import Layout, OptionValue
 from attnfuzz.report.bench import print_report
 from tests.commands.timed_kernels import right
 from tests.common.timing_stand_ins import SDPA, Pretended, declared, times
@@ -160,10 +152,7 @@ def test_all_is_compiled_before_the_first_time_is_taken() -> None:
     """Kernels would be compiled one after the other, between times, and a run take minutes of a GPU."""
     process = Pretended(answer)
     run(process, "split", num_splits=(2, 4))
-    compiled, asked = (
-        [replace(one, shape=replace(one.shape, label="")) for one in some] for some in (process.compiled, process.asked)
-    )
-    assert compiled == asked != []
+    assert process.compiled == process.asked != []
 
 
 @pytest.mark.parametrize(
@@ -214,34 +203,36 @@ ROOMY = Shape(label="", num_q_heads=4, num_kv_heads=2, head_size=16, seq_lens=(9
 class Graph:
     """Makes all calls anew at each replay."""
 
-    replays = True
-
     def __init__(self, calls: Sequence[Callable[[], object]], count: int) -> None:
         self._calls = [calls[i % len(calls)] for i in range(count)]
-        self.results = [call() for call in calls]
+        self.results: list[Any] = [call() for call in calls]
 
     def replay(self) -> None:
-        if self.replays:
-            self.results = [call() for call in self._calls]
+        self.results = [call() for call in self._calls]
 
     def close(self) -> None:
         self.results = []
 
 
 class FrozenGraph(Graph):
-    """Keeps what it had worked out when it was captured."""
+    """Gives again what it had worked out when it was captured."""
 
-    replays = False
+    def __init__(self, calls: Sequence[Callable[[], object]], count: int) -> None:
+        super().__init__(calls, count)
+        self._first = [[part.clone() for part in returned] for returned in self.results]
+
+    def replay(self) -> None:
+        self.results = self._first
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, graph: type[Graph], *, in_graph: bool = True) -> MeasureReply:
-    monkeypatch.setattr(contender, "GraphOfCalls", graph)
+    for module in (contender, timing):
+        monkeypatch.setattr(module, "GraphOfCalls", graph)
     request = MeasureRequest(contender="right", shape=ROOMY, seconds=1e-4)
-    judged = Contender(
-        lambda tensors: prepare_kernel(right, tensors, {"num_splits": 1}), Numerics(), num_partials=2, in_graph=in_graph
-    )
-    sets = [draw_tensors(ROOMY, "cpu", seed) for seed in range(3)]
-    return measure(judged, sets, request, HostStopwatch(), on_gpu=True)
+    judged = Contender(right, ROOMY, {"num_splits": 1})
+    judged.in_graph = in_graph
+    sets = [judged.draw("cpu", seed) for seed in range(3)]
+    return measure(judged, sets, request, host_stopwatch, on_gpu=True)
 
 
 def test_all_four_times_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,6 +254,17 @@ def test_a_graph_that_holds_other_lengths_is_wrong(monkeypatch: pytest.MonkeyPat
     assert "when its graph is replayed" in reply.note
 
 
+def test_a_graph_that_writes_nothing_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The results of the calls before would pass for those of the replays."""
+
+    class IdleGraph(Graph):
+        def replay(self) -> None:
+            pass
+
+    reply = measured(monkeypatch, IdleGraph)
+    assert (reply.status, reply.times) == ("wrong", ())
+
+
 def test_who_promises_no_replay_is_timed_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
     """A capture that fails would cost the process, for a kernel that never said that it can be captured."""
     reply = measured(monkeypatch, FrozenGraph, in_graph=False)
@@ -281,61 +283,48 @@ RAGGED = Shape(
 )
 
 
-def ragged() -> AttentionTensors:
-    tensors = draw_tensors(RAGGED, "cpu", 3)
-    assert isinstance(tensors, AttentionTensors)
-    return tensors
-
-
 def test_each_page_belongs_to_one_sequence() -> None:
     """Sequences would share pages, which then come from the cache and not from memory."""
-    tensors = ragged()
-    owned = [tensors.block_table[seq, :count] for seq, count in enumerate((5, 1, 2))]
+    inputs = Contender(bundled.paged_attention_eager, RAGGED, {}).draw("cpu", 3)
+    owned = [inputs.block_table[seq, :count] for seq, count in enumerate((5, 1, 2))]
     assert sorted(torch.cat(owned).tolist()) == list(range(8))
-    assert tensors.block_table.max() < len(tensors.k_cache)
-
-
-def test_dense_and_packed_hold_the_tokens_of_the_pages() -> None:
-    """A provider on dense tensors would compute something else than the paged kernels."""
-    tensors = ragged()
-    starts = (0, 33, 34)
-    for seq, length in enumerate(RAGGED.seq_lens):
-        for form, packed, part in zip(tensors.dense, tensors.packed, tensors.sequence(seq, length), strict=True):
-            assert torch.equal(form[seq, :length], part)
-            assert torch.equal(packed[starts[seq] : starts[seq] + length], part)
+    assert inputs.block_table.max() < len(inputs.k_cache)
 
 
 @pytest.mark.parametrize("layout", ["NHD", "HND", "packed", "interleaved"])
-def test_a_layout_holds_the_same_tokens(layout: str) -> None:
-    """A kernel that takes only this layout would be called wrong."""
-    tensors = ragged()
-    given = in_layout(tensors.k_cache, tensors.v_cache, layout)  # type: ignore[arg-type]  # parametrized
-    k, v = split_interleaved(given["kv_cache"][None]) if layout == "interleaved" else given.values()
-    caches = (k, v) if layout == "interleaved" else (k[None], v[None])
-    k_slots, v_slots = token_views(*caches, layout)  # type: ignore[arg-type]  # as above
-    shape = tensors.k_cache.shape
-    assert torch.equal(k_slots[0].reshape(shape), tensors.k_cache)
-    assert torch.equal(v_slots[0].reshape(shape), tensors.v_cache)
+def test_a_kernel_of_one_layout_is_right_in_it(layout: Layout) -> None:
+    """A kernel that takes only this layout would be called wrong, or be judged by what lies elsewhere."""
+    kernel = bundled.paged_attention_eager
+    only = kernel.declared(supports=replace(kernel.declaration.supports, layouts=(layout,)))
+    judged = Contender(only, RAGGED, {})
+    inputs = judged.draw("cpu", 3)
+    assert inputs.layout == layout
+    request = MeasureRequest(contender="", shape=RAGGED, l2=("warm",), seconds=1e-4)
+    assert measure(judged, [inputs], request, host_stopwatch, on_gpu=False).status == "ok"
+    right_rows = judged.right_rows(inputs, one_copy=True)
+    assert [rows.start for rows, _ in right_rows] == [0, 4, 5, 6, 7]  # first and last query of each sequence
+    inputs.v_cache.neg_()
+    returned = kernel(inputs)
+    assert contender.Prepared(judged, inputs).error_ratio(right_rows, returned) > 1
 
 
 def test_a_table_with_room_names_pages_that_exist() -> None:
     """A graph that is captured with long sequences would read outside of the cache."""
     shape = Shape(label="", num_q_heads=2, num_kv_heads=1, head_size=8, seq_lens=(3,), block_size=4, room=64)
-    tensors = draw_tensors(shape, "cpu", 0)
-    assert isinstance(tensors, AttentionTensors)
-    assert tensors.block_table.shape == (1, 16)
-    assert tensors.block_table.max() < len(tensors.k_cache)
-    assert tensors.dense[0].shape[1] == 64
+    inputs = Contender(bundled.paged_eager, shape, {}).draw("cpu", 0)
+    assert inputs.block_table.shape == (1, 16)
+    assert inputs.block_table.max() < len(inputs.k_cache)
+    assert Contender(bundled.dense_eager, shape, {}).draw("cpu", 0).k.shape[1] == 64
+    assert Contender(bundled.paged_attention_eager, shape, {}).draw("cpu", 0).max_seq_len == 64
 
 
 def test_sets_exceed_the_cache_several_times() -> None:
     """Times that are called cold would be those of the L2 cache."""
     small = Shape(label="", num_q_heads=32, num_kv_heads=8, head_size=128, seq_lens=(4096,))
-    assert sets_for_cold_l2(small, 50 << 20) == 13
-    assert (
-        sets_for_cold_l2(Shape(label="", num_q_heads=1, num_kv_heads=1, head_size=8, seq_lens=(1,)), 50 << 20) is None
-    )
-    assert sets_for_cold_l2(small, 0) == 1
+    assert sets_beyond(50 << 20, bytes_to_move(small)) == 13
+    tiny = Shape(label="", num_q_heads=1, num_kv_heads=1, head_size=8, seq_lens=(1,))
+    assert sets_beyond(50 << 20, bytes_to_move(tiny)) > MOST_SETS
+    assert sets_beyond(0, bytes_to_move(small)) == 1
 
 
 FACTORS = {"paged_split_k": 1.05, "torch:sdpa": 1.0, "merge_states": 1.1, "<b>naive": 3.0}

@@ -14,7 +14,7 @@ import pytest
 
 from attnfuzz.bench.kernels.run import Crashed
 from attnfuzz.bench.kernels.shapes import MeasureReply, MeasureRequest, bytes_to_move
-from attnfuzz.bench.tuning import Tuning, configurations, measure_batches, tune, tuning_batches
+from attnfuzz.bench.tuning import Tuning, configurations, tune, tuning_batches
 from attnfuzz.bench.tuning_record import (
     FEATURES,
     Configuration,
@@ -22,15 +22,14 @@ from attnfuzz.bench.tuning_record import (
     Record,
     Sample,
     Split,
+    Tuned,
     choose,
-    decode_tuned,
     encode_tuned,
     features_of,
     grow_tree,
     grown,
     leaves,
     python_source,
-    regret,
 )
 from tests.common.timing_stand_ins import Pretended, declared, times
 
@@ -72,10 +71,9 @@ def test_features_are_those_of_the_batch() -> None:
     assert features["pairs"] == len(shape.seq_lens) * shape.num_kv_heads
 
 
-def measured(process: Pretended, count: int = 30, **limits: Any) -> Record:
+def measured(process: Pretended, count: int = 30, *, budget_s: float = inf, **limits: Any) -> Record:
     """What a run over ``count`` batches records."""
-    shapes = tuning_batches("paged_decode", count)
-    return measure_batches(process, SPLIT, *configurations(SPLIT.options, {}, 48), shapes, **limits)
+    return tune(process, SPLIT, Tuning(options={}, max_batches=count, budget_s=budget_s), **limits)
 
 
 def test_too_many_configurations_are_sampled_and_keep_the_default() -> None:
@@ -148,9 +146,10 @@ def test_the_budget_ends_it_after_a_batch() -> None:
 def test_the_printed_function_chooses_what_was_fastest() -> None:
     """Somebody would commit a function that picks slow options, or does not even parse."""
     tuned = grown(SPLIT.target, measured(Pretended(answer), 40), ("batch", "max_seq_len"), 8)
-    assert tuned.regret == 0
-    assert tuned.regret_unseen == 0
-    assert tuned.regret_of_one > 0.1
+    assert tuned.seen.tree.worst == 0
+    assert tuned.unseen is not None
+    assert tuned.unseen.tree.worst == 0
+    assert tuned.seen.one.worst > 0.1
     seen = [batch.shape for batch in tuned.record.batches if batch.grown_on]
     few = sum(len(shape.seq_lens) <= 8 for shape in seen)
     assert tuned.tree == Split(
@@ -190,8 +189,9 @@ def test_a_record_gives_the_same_again() -> None:
     """The tree could only be made on the day and the GPU of the measurement."""
     tuned = grown(SPLIT.target, measured(Pretended(answer)), ("batch", "max_seq_len"), 8)
     written = encode_tuned(tuned)
-    assert decode_tuned(written) == tuned
-    assert grown(tuned.kernel, decode_tuned(written).record, tuned.features, tuned.max_leaves) == tuned
+    read = msgspec.json.decode(written, type=Tuned)
+    assert read == tuned
+    assert grown(tuned.kernel, read.record, tuned.features, tuned.max_leaves) == tuned
     lines = written.decode().splitlines()
     assert sum('"times_us"' in line for line in lines) == len(tuned.record.batches)
 
@@ -200,11 +200,9 @@ def test_the_module_says_only_what_was_measured() -> None:
     """What a record calls a GPU, or a package, would be run by whoever imports the module."""
     tuned = grown(SPLIT.target, measured(Pretended(answer)), ("batch",), 8)
     hostile = 'GPU\n"""\nimport os\n\\'
-    machine = msgspec.structs.replace(tuned.record.machine, name=hostile)
-    changed = msgspec.structs.replace(
-        tuned, kernel=hostile, device=hostile, versions={hostile: hostile},
-        record=msgspec.structs.replace(tuned.record, started=hostile, machine=machine),
-    )  # fmt: skip
+    machine = msgspec.structs.replace(tuned.record.machine, name=hostile, versions={hostile: hostile})
+    record = msgspec.structs.replace(tuned.record, started=hostile, machine=machine)
+    changed = msgspec.structs.replace(tuned, kernel=hostile, record=record)
     module = ast.parse(python_source(changed))
     assert {type(node) for node in module.body} == {ast.Expr, ast.Assign, ast.FunctionDef}
     constants = [node for node in module.body if isinstance(node, ast.Assign)]
@@ -246,7 +244,7 @@ def test_it_finds_where_a_configuration_pays() -> None:
     """The tree would be no better than one configuration for all."""
     samples = samples_of()
     tree = grow_tree(samples, COLUMNS, OPTIONS)
-    assert regret(samples, OPTIONS, tree) == 0
+    assert all(one.times[OPTIONS.index(choose(tree, one.features))] == min(one.times) for one in samples)
     assert len(leaves(tree)) == 3
     assert isinstance(tree, Split)
     assert all(choose(tree, {"batch": batch, "max_seq_len": 4096}) == IN_EIGHT for batch in (1, 4))

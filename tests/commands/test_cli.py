@@ -176,7 +176,6 @@ def test_wrong_usage_is_one_sentence(arguments: tuple[str, ...], words: list[str
         ("mutants", "gone.py", "--equivalent", "NAME"),
         ("mutants", "gone.py", "--json", "NAME"),
         ("mutants", "gone.py", "-o", "NAME"),
-        ("bench", "tree", "NAME"),
         ("bench", "kernels", "gone.py", "--json", "NAME"),
         ("bench", "tune", "gone.py", "--python", "NAME"),
         ("bench", "tune", "gone.py", "--json", "NAME"),
@@ -339,9 +338,7 @@ def test_what_triton_cannot_interpret_is_told_and_no_finding(tmp_path: Path) -> 
     never = attnfuzz("explore", "mine.py:with_assembly", *options, cwd=tmp_path)
     assert never.returncode == 2, never.stdout + never.stderr
     why = "not runnable here: Triton's interpreter cannot run this kernel: inline_asm not supported in interpreter mode"
-    assert re.search(
-        rf"^mine.py:with_assembly: [1-9]\d* cases? (was|were) left out, {why}; use a GPU$", never.stdout, re.M
-    )
+    assert re.search(rf"^mine.py:with_assembly: [1-9]\d* cases? left out, {why}; use a GPU$", never.stdout, re.M)
     assert "no case was judged" in never.stdout
     assert "raise --budget" not in never.stdout
     sometimes = attnfuzz("explore", "mine.py:sometimes_with_assembly", *options, cwd=tmp_path)

@@ -258,7 +258,7 @@ def test_what_was_not_searched_is_told() -> None:
     left_out = LeftOut("strides", "contiguous", ("q",), "raises", "it raised")
     inferred = Inferred(DENSE.target, Supports(strides="contiguous"), (left_out,), probes=9, works=True)
     result = a_result(inferred=(inferred,))
-    result.statistics.kernels[PAGED.target].not_runnable["no <inline> assembly"] = 3
+    result.statistics.kernels[PAGED.target].not_runnable |= {"no <inline> assembly": 3, "no barriers": 1}
     shown = Page(html_page(result))
     assert str(inferred) in shown.text
     assert "Not runnable here: " + PAGED.target in shown.text

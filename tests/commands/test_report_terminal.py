@@ -18,6 +18,7 @@ from attnfuzz.campaign.statistics import KernelStatistics, WorkerProgress
 from attnfuzz.cli.outcome import outcome_of
 from attnfuzz.declaration import Declaration
 from attnfuzz.mistake import NARROW_OFFSETS, WITHOUT_WEIGHT
+from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.supports import Supports
 from attnfuzz.report.progress import LineReporter, LiveReporter, status_line
@@ -325,6 +326,27 @@ def test_what_a_declaration_ends_comes_after_the_bugs() -> None:
     assert ", 1 finding, 1 question, " in status_line(statistics(undeclared, bug))
     assert "  findings\n" in text
     assert " 1\n" in text.splitlines(keepends=True)[2]  # of the kernel's row, too
+
+
+@pytest.mark.parametrize(
+    ("told", "cut_off", "one"),
+    [
+        (("accuracy", "lse:value", "tokens_counted_twice"), ("accuracy", "out:value"), True),
+        (("accuracy", "lse:value", "lse_formula"), ("accuracy", "out:value"), False),
+        (("red_zone", "write before out", ""), ("crash", "SIGABRT"), True),
+        (("red_zone", "read before q", ""), ("crash", "SIGABRT"), False),
+        (("accuracy", "out:value", "tokens_dropped"), ("crash", "SIGABRT"), False),
+    ],
+)
+def test_what_was_not_tested_tells_no_second_bug(
+    told: tuple[OracleName, str, str], cut_off: tuple[OracleName, str], one: bool
+) -> None:
+    """A token that lse has twice was told again where out showed it last, and an abort beside the write behind it."""
+    oracle, kind, cause = told
+    causes = (Cause(mistake=cause, words="so"),) if cause else ()
+    bug = a_finding(steps=2, shrunk_s=2.0, failure=Failure(oracle=oracle, kind=kind, message="bug", causes=causes))
+    cut = a_finding(failure=Failure(oracle=cut_off[0], kind=cut_off[1], message="cut off"), steps=1)
+    assert ("1 further failing case was not told apart from it" in printed(a_result(bug, cut))) is one
 
 
 def test_what_was_not_shrunk_is_one_line_beneath_the_bug_that_it_may_be() -> None:

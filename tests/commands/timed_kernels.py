@@ -53,6 +53,15 @@ def asks_another_question(inputs: Any) -> tuple[Tensor, Tensor]:
     return attend(inputs)
 
 
+@attnfuzz.kernel("paged_decode", supports=attnfuzz.Supports(layouts=("NHD",)), options={"writes": (True, False)})
+def writes_only_if_told(inputs: Any, *, writes: bool) -> None:
+    """Leaves what its results hold as it is, or right ones."""
+    if writes:
+        out, lse = attend(inputs)
+        inputs.out.copy_(out)
+        inputs.lse.copy_(lse)
+
+
 @attnfuzz.kernel("paged_decode", supports=_GRAPH)
 def raises(inputs: Any) -> Tensor:
     """Cannot be called."""

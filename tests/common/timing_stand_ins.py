@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
+from attnfuzz.bench.kernels.run import TimingProcess
 from attnfuzz.bench.kernels.shapes import MachineReply, MeasureReply, MeasureRequest, Timed, bytes_to_move
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Problem
@@ -18,10 +20,11 @@ SDPA = Declaration(
 )
 
 
-class Pretended:
+class Pretended(TimingProcess):
     """A GPU that copies 1000 bytes a nanosecond; ``answer`` is asked for what each contender takes."""
 
     def __init__(self, answer: Callable[[MeasureRequest], MeasureReply]) -> None:
+        ExitStack.__init__(self)
         self.machine = MachineReply(device="cuda", name="GPU <1>", l2_bytes=50 << 20, processors=132, capability=(9, 0))
         self.asked: list[MeasureRequest] = []
         self.compiled: list[MeasureRequest] = []

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from attnfuzz.bench.kernels.shapes import MachineReply, MeasureReply, MeasureRequest
 from attnfuzz.bench.tuning import Tuning, ValuesToTry, tune
-from attnfuzz.bench.tuning_record import Tuned, decode_tuned, grown, python_source
+from attnfuzz.bench.tuning_record import Tuned, grown, python_source
 from attnfuzz.declaration import load_kernels
 from attnfuzz.kernels import tuned
 from attnfuzz.kernels.common.device import GpuLimits
@@ -127,7 +128,7 @@ def test_grouped_decode_is_launched_as_measured(monkeypatch: pytest.MonkeyPatch)
 def test_committed_trees_are_those_of_their_records() -> None:
     """Figures would be claimed that nobody could find again, or a tree be changed by hand."""
     modules = {found.name for found in pkgutil.iter_modules(tuned.__path__)}
-    records = {path.stem: decode_tuned(path.read_bytes()) for path in RECORDS.glob("*.json")}
+    records = {path.stem: msgspec.json.decode(path.read_bytes(), type=Tuned) for path in RECORDS.glob("*.json")}
     assert modules <= set(records)  # a record whose tree is no better than a plan by hand has no module
     for name, read in records.items():
         again = grown(read.kernel, read.record, read.features, read.max_leaves)  # logarithms may differ in a last bit

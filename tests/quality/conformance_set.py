@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from attnfuzz.campaign.draw.sampling import run_round
-from attnfuzz.conformance import FORMAT, TWO_RUNS, ConformanceEntry, set_file
+from attnfuzz.conformance import TWO_RUNS, ConformanceEntry, set_file
 from attnfuzz.corpus import load_regression, regression_files
 from attnfuzz.families import (
     BlockSparse,
@@ -425,7 +425,8 @@ def main() -> None:
         for one in entries
     ]  # fmt: skip
     lines = ",\n".join(json.dumps(one) for one in document)
-    head = f'"format": {json.dumps(FORMAT)}, "version": {version}, "seed": {SEED}, "problems": {json.dumps(problems)}'
+    head = '"format": "attnfuzz.conformance-set/1", '
+    head += f'"version": {version}, "seed": {SEED}, "problems": {json.dumps(problems)}'
     path = set_file(version)
     path.write_text(f'{{{head}, "entries": [\n{lines}\n]}}\n')
     print(f"{path}: {len(entries)} cases")

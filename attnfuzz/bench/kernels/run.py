@@ -7,10 +7,10 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Protocol, Self, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 from msgspec.structs import replace
@@ -19,7 +19,6 @@ from attnfuzz.bench.kernels.shapes import (
     PROBLEMS_OF,
     STATES,
     SUITES,
-    CopyReply,
     CopyRequest,
     L2State,
     MachineReply,
@@ -28,6 +27,7 @@ from attnfuzz.bench.kernels.shapes import (
     Mode,
     Report,
     Result,
+    RowStatus,
     Shape,
     Timed,
     bytes_to_move,
@@ -39,136 +39,11 @@ from attnfuzz.isolation.executor import Executor
 from attnfuzz.isolation.outcomes import ExecutorUnavailable, Reply
 from attnfuzz.isolation.zygote_client import Zygote
 from attnfuzz.judging.executor_deaths import failure_of
-from attnfuzz.judging.messages import DeclarationsReply, DeclarationsRequest
+from attnfuzz.judging.messages import DeclarationsReply, DeclarationsRequest, DeviceRequest
 from attnfuzz.problems.supports import OptionValue
 
-_PEAK_COPY_BYTES = (1 << 30, 3 << 29)
+_PEAK_COPY_BYTES = {"cuda": (1 << 30, 3 << 29), "cpu": (16 << 20,)}
 """Sizes of copies that are long enough to tell the bandwidth; the fastest counts."""
-
-_SMALL_COPY_BYTES = (16 << 20,)
-"""Where there is no GPU."""
-
-
-class Measures(Protocol):
-    """The methods of a ``TimingProcess`` that are needed."""
-
-    machine: MachineReply
-
-    def copy(self, nbytes: int, seconds: float) -> Timed: ...
-
-    def measure(self, request: MeasureRequest) -> MeasureReply: ...
-
-    def compile_ahead(self, requests: Sequence[MeasureRequest], seconds: float) -> None: ...
-
-
-def measure_kernels(
-    bench: KernelBench,
-    process: Measures,
-    kernels: Sequence[Declaration],
-    references: Sequence[Declaration],
-    report_row: Callable[[Result], None] = lambda _: None,
-    clock: Callable[[], float] = time.monotonic,
-) -> Report:
-    """Measure ``kernels`` and, beside them, ``references``.
-
-    ``report_row`` gets the chosen result of each contender and shape as it is known.
-    """
-    started = clock()
-    report = Report(
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
-        machine=process.machine,
-        peak_gb_s=_peak_gb_s(process, bench.seconds),
-        suites=tuple(bench.suites),
-        references={one.target: versions_text(one) for one in references},
-        results=[],
-    )
-    run = _Run(process, bench.seconds)
-    entries = list(_entries(bench, kernels, references))
-    if process.machine.device == "cuda":  # several processes compile what one would compile in turn between times
-        asked = {_key(one): one for entry in entries for one in entry.requests(bench.seconds)}
-        process.compile_ahead([*asked.values()], bench.budget_s / 3)
-    for entry in entries:
-        if clock() - started > bench.budget_s and not run.knows(entry):
-            report.unreached += 1
-            continue
-        found = run.results(entry)
-        report.results += found
-        report_row(next(result for result in found if result.chosen))
-    report.elapsed_s = clock() - started
-    return report
-
-
-def versions_text(declaration: Declaration) -> str:
-    """ "vllm 0.33.0"."""
-    return ", ".join(f"{package} {version}" for package, version in declaration.versions.items())
-
-
-def _peak_gb_s(process: Measures, seconds: float) -> float:
-    sizes = _PEAK_COPY_BYTES if process.machine.device == "cuda" else _SMALL_COPY_BYTES
-    return max(nbytes / process.copy(nbytes, seconds).median_us * 1e-3 for nbytes in sizes)
-
-
-class _Run:
-    """Remembers what was measured, by contender, options and shape, and the time of copies by their size."""
-
-    def __init__(self, process: Measures, seconds: float) -> None:
-        self._process = process
-        self._seconds = seconds
-        self._known: dict[str, MeasureReply | Crashed] = {}
-        self._copies: dict[int, float] = {}
-
-    def knows(self, entry: _Entry) -> bool:
-        return all(_key(request) in self._known for request in entry.requests(self._seconds))
-
-    def results(self, entry: _Entry) -> list[Result]:
-        nbytes = bytes_to_move(entry.shape)
-        if nbytes not in self._copies:  # before the tensors of the shape take the memory
-            self._copies[nbytes] = self._process.copy(nbytes, self._seconds).median_us
-        found = [self._result(entry, request) for request in entry.requests(self._seconds)]
-        best = min(range(len(found)), key=lambda i: _rank(found[i]))
-        return [replace(result, chosen=i == best) for i, result in enumerate(found)]
-
-    def _reply(self, request: MeasureRequest) -> MeasureReply | Crashed:
-        if (key := _key(request)) not in self._known:
-            try:
-                self._known[key] = self._process.measure(request)
-            except Crashed as how:
-                self._known[key] = how
-        return self._known[key]
-
-    def _result(self, entry: _Entry, request: MeasureRequest) -> Result:
-        reply = self._reply(request)
-        nbytes = bytes_to_move(entry.shape)
-        result = Result(
-            suite=entry.suite,
-            shape=entry.shape,
-            contender=entry.contender,
-            is_reference=entry.is_reference,
-            status="crashed",
-            nbytes=nbytes,
-            options=request.options,
-            copy_us=self._copies.get(nbytes),
-        )
-        if isinstance(reply, Crashed):
-            return replace(result, note=str(reply))
-        return replace(result, status=reply.status, times=reply.times, error_ratio=reply.error_ratio, note=reply.note)
-
-
-def _key(request: MeasureRequest) -> str:
-    """A key that shapes share which differ in nothing but their labels."""
-    return repr(replace(request, shape=replace(request.shape, label="")))
-
-
-def _rank(result: Result) -> tuple[int, float]:
-    """Right ones first, by the time in a graph from memory, or the nearest to that there is."""
-    medians = [timed.median_us for state in STATES if (timed := result.time(*state)) is not None]
-    failed = {"ok": 0, "wrong": 1, "crashed": 2, "failed": 3, "unmeasured": 4, "unsupported": 5}[result.status]
-    return failed, medians[0] if medians else float("inf")
-
-
-_DEFAULT_PAGES = 16
-
-Options = dict[str, OptionValue]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,73 +62,121 @@ class KernelBench:
     budget_s: float = float("inf")
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """One contender on one shape: all ``choices`` of its options are timed. ``timed_on``: the shape that stands for it.
+def measure_kernels(
+    bench: KernelBench,
+    process: TimingProcess,
+    kernels: Sequence[Declaration],
+    references: Sequence[Declaration],
+    report_row: Callable[[Result], None] = lambda _: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Report:
+    """Measure ``kernels`` and, beside them, ``references``.
 
-    Those that do not see pages are timed once for all page sizes.
+    ``report_row`` gets the chosen result of each contender and shape as it is known.
     """
+    started = clock()
+    report = Report(
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        machine=process.machine,
+        peak_gb_s=max(
+            nbytes / process.copy(nbytes, bench.seconds).median_us * 1e-3
+            for nbytes in _PEAK_COPY_BYTES[process.machine.device]
+        ),
+        suites=tuple(bench.suites),
+        references={one.target: versions_text(one) for one in references},
+        results=[],
+    )
+    entries = list(_entries(bench, kernels, references))
+    if process.machine.device == "cuda":  # several processes compile what one would compile in turn between times
+        asked = {repr(request): request for entry in entries for _, request in entry}
+        process.compile_ahead([*asked.values()], bench.budget_s / 3)
+    known: dict[str, dict[str, Any]] = {}
+    copies: dict[int, float] = {}
+    for entry in entries:
+        if clock() - started > bench.budget_s and not all(repr(request) in known for _, request in entry):
+            report.unreached += 1
+            continue
+        found = []
+        for row, request in entry:
+            if row.nbytes not in copies:  # before the tensors of the shape take the memory
+                copies[row.nbytes] = process.copy(row.nbytes, bench.seconds).median_us
+            if (key := repr(request)) not in known:
+                known[key] = _measured(process, request)
+            found.append(replace(row, **known[key], copy_us=copies[row.nbytes]))
+        best = min(found, key=_rank)
+        found = [replace(one, chosen=one is best) for one in found]
+        report.results += found
+        report_row(next(one for one in found if one.chosen))
+    report.elapsed_s = clock() - started
+    return report
 
-    suite: str
-    shape: Shape
-    timed_on: Shape
-    contender: str
-    is_reference: bool
-    choices: tuple[Options, ...]
-    l2: tuple[L2State, ...] = ("cold", "warm")
-    modes: tuple[Mode, ...] = ("eager", "graph")
 
-    def requests(self, seconds: float) -> list[MeasureRequest]:
-        """One for each of the choices."""
-        return [
-            MeasureRequest(
-                contender=self.contender,
-                shape=self.timed_on,
-                options=choice,
-                l2=self.l2,
-                modes=self.modes,
-                seconds=seconds,
-            )
-            for choice in self.choices
-        ]
+def _measured(process: TimingProcess, request: MeasureRequest) -> dict[str, Any]:
+    """The fields of a `Result` that a measurement tells."""
+    try:
+        return msgspec.structs.asdict(process.measure(request))
+    except Crashed as how:
+        return {"status": "crashed", "note": str(how)}
 
 
-def _entries(bench: KernelBench, kernels: Sequence[Declaration], references: Sequence[Declaration]) -> Iterator[_Entry]:
-    """Shape after shape, so that tensors are drawn once. All choices of the options of ``references`` are tried."""
+def versions_text(declaration: Declaration) -> str:
+    """ "vllm 0.33.0"."""
+    return ", ".join(f"{package} {version}" for package, version in declaration.versions.items())
+
+
+def _rank(result: Result) -> tuple[int, float]:
+    """Right ones first, by the time in a graph from memory, or the nearest to that there is."""
+    medians = [timed.median_us for state in STATES if (timed := result.time(*state)) is not None]
+    return get_args(RowStatus).index(result.status), medians[0] if medians else float("inf")
+
+
+def _entries(
+    bench: KernelBench, kernels: Sequence[Declaration], references: Sequence[Declaration]
+) -> Iterator[list[tuple[Result, MeasureRequest]]]:
+    """Rows of the report, still without times, and the request for each: a list for each contender and shape.
+
+    Shapes that make no difference to a contender are one request: their labels, and of dense keys and values the pages.
+    All choices of the options of ``references`` are tried, of others the first.
+    """
     named = {kernel.target for kernel in kernels}
     contenders = [*kernels, *(one for one in references if one.target not in named)]
     for suite, shapes in bench.suites.items():
-        for shape in shapes:
-            for number, kernel in enumerate(contenders):
-                if str(kernel.problem) in PROBLEMS_OF[shape.kind]:
-                    is_reference = number >= len(kernels)
-                    choices = _choices_of(kernel.options, bench.options, try_all=is_reference or bool(kernel.versions))
-                    yield _Entry(
-                        suite,
-                        shape,
-                        _timed_on(shape, kernel),
-                        kernel.target,
-                        is_reference,
-                        choices,
+        for shape, (number, kernel) in itertools.product(shapes, enumerate(contenders)):
+            if str(kernel.problem) not in PROBLEMS_OF[shape.kind]:
+                continue
+            is_reference = number >= len(kernels)
+            pages = 16 if kernel.problem == "dense_decode" else shape.block_size
+            timed_on = replace(shape, label="", block_size=pages)
+            yield [
+                (
+                    Result(
+                        suite=suite,
+                        shape=shape,
+                        contender=kernel.target,
+                        is_reference=is_reference,
+                        status="unmeasured",
+                        nbytes=bytes_to_move(shape),
+                        options=choice,
+                    ),
+                    MeasureRequest(
+                        contender=kernel.target,
+                        shape=timed_on,
+                        options=choice,
                         l2=bench.l2,
                         modes=bench.modes,
-                    )
-
-
-def _timed_on(shape: Shape, kernel: Declaration) -> Shape:
-    """The shape that stands for it: pages are all one to a kernel that sees none."""
-    return shape.in_pages_of(_DEFAULT_PAGES) if kernel.problem == "dense_decode" else shape
+                        seconds=bench.seconds,
+                    ),
+                )
+                for choice in _choices_of(kernel.options, bench.options, is_reference or bool(kernel.versions))
+            ]
 
 
 def _choices_of(
-    declared: Mapping[str, tuple[OptionValue, ...]],
-    asked: Mapping[str, tuple[OptionValue, ...]],
-    *,
-    try_all: bool = False,
-) -> tuple[Options, ...]:
+    declared: Mapping[str, tuple[OptionValue, ...]], asked: Mapping[str, tuple[OptionValue, ...]], try_all: bool
+) -> list[dict[str, OptionValue]]:
     """All combinations of what is ``asked`` for; for the rest the first that is ``declared``, or all."""
     values = [asked.get(name, choices if try_all else choices[:1]) for name, choices in declared.items()]
-    return tuple(dict(zip(declared, chosen, strict=True)) for chosen in itertools.product(*values))
+    return [dict(zip(declared, chosen, strict=True)) for chosen in itertools.product(*values)]
 
 
 def choose_kernels(declarations: Sequence[Declaration], *, named: bool) -> list[Declaration]:
@@ -262,7 +185,7 @@ def choose_kernels(declarations: Sequence[Declaration], *, named: bool) -> list[
 
     Raises KernelLoadError if none is left.
     """
-    timed = {problem for problems in PROBLEMS_OF.values() for problem in problems}
+    timed = {*itertools.chain(*PROBLEMS_OF.values())}
     chosen = [one for one in declarations if str(one.problem) in timed and (named or one.supports.graph_replay)]
     if not chosen:
         names = ", ".join(one.target for one in declarations)
@@ -272,22 +195,19 @@ def choose_kernels(declarations: Sequence[Declaration], *, named: bool) -> list[
 
 def choose_shapes(suites: Sequence[str], patterns: Sequence[str]) -> dict[str, list[Shape]]:
     """The shapes of ``suites`` whose label fits one of ``patterns``, or all. Raises KernelLoadError if none does."""
-    found = {name: SUITES[name]() for name in suites}
-    if not patterns:
-        return found
-    labels = [shape.label for shapes in found.values() for shape in shapes]
+    known = {name: SUITES[name]() for name in suites}
     kept = {
-        name: [shape for shape in shapes if any(fnmatch.fnmatchcase(shape.label, one) for one in patterns)]
-        for name, shapes in found.items()
+        name: [shape for shape in shapes if any(fnmatch.fnmatchcase(shape.label, one) for one in patterns or ("*",))]
+        for name, shapes in known.items()
     }
     if not any(kept.values()):
-        raise KernelLoadError(f"--shape {' '.join(patterns)}: no shape has such a label; there are {', '.join(labels)}")
+        labels = ", ".join(shape.label for shapes in known.values() for shape in shapes)
+        raise KernelLoadError(f"--shape {' '.join(patterns)}: no shape has such a label; there are {labels}")
     return {name: shapes for name, shapes in kept.items() if shapes}
 
 
 SERVICE = "attnfuzz.bench.kernels.service:TimingService"
-_START_TIMEOUT_S = 300.0
-_MEASURE_TIMEOUT_S = 300.0
+_TIMEOUT_S = 300.0
 """Compiling FlexAttention for a new shape takes half a minute."""
 
 _MOST_PROCESSES = 12
@@ -303,31 +223,31 @@ class Crashed(Exception):  # noqa: N818 - says what happened to the process
     """The process died of a measurement, or did not answer in time; the message says how."""
 
 
-class TimingProcess:
+class TimingProcess(ExitStack):
     """Measures on one device. A context manager; raises ExecutorUnavailable.
 
     ``beside``: another that goes on for longer, which has started what both are forked from.
     """
 
     def __init__(self, device: str = "auto", *, beside: TimingProcess | None = None) -> None:
-        self._is_beside = beside is not None
-        self._zygote: Zygote = (
-            Zygote.start(likely_device(device), service=SERVICE) if beside is None else beside._zygote
-        )  # fmt: skip
+        super().__init__()
         try:
+            self._zygote: Zygote = (
+                beside._zygote if beside else self.enter_context(Zygote.start(likely_device(device), service=SERVICE))
+            )
             self._executor = Executor(self._zygote, environment=_ENVIRONMENT)
-            self.machine = self._must("machine", None, MachineReply)
+            self.callback(self._executor.close)
+            self.machine = self._must("machine", DeviceRequest(), MachineReply)
             if device == "cuda" and self.machine.device != "cuda":
                 raise ExecutorUnavailable("torch finds no GPU here; leave out --device cuda, or repair the driver")
         except BaseException:
-            if not self._is_beside:
-                self._zygote.close()
+            self.close()
             raise
 
     def declarations(self, targets: Sequence[str]) -> list[Declaration]:
         """The kernels that ``targets`` name, each once. Raises KernelLoadError."""
         try:
-            reply = self._ask("declarations", DeclarationsRequest(list(targets)), DeclarationsReply, _START_TIMEOUT_S)
+            reply = self._ask("declarations", DeclarationsRequest(list(targets)), DeclarationsReply)
         except Crashed as how:
             raise KernelLoadError(f"importing {', '.join(targets)} failed: {how}") from how
         if reply.error is not None:
@@ -336,11 +256,11 @@ class TimingProcess:
 
     def copy(self, nbytes: int, seconds: float) -> Timed:
         """The time of a copy that moves so many bytes."""
-        return self._must("copy", CopyRequest(nbytes, seconds), CopyReply).time
+        return self._must("copy", CopyRequest(nbytes, seconds), Timed)
 
     def measure(self, request: MeasureRequest) -> MeasureReply:
         """Raises Crashed."""
-        return self._ask("measure", request, MeasureReply, _MEASURE_TIMEOUT_S)
+        return self._ask("measure", request, MeasureReply)
 
     def compile_ahead(self, requests: Sequence[MeasureRequest], seconds: float) -> None:
         """Have each called once, in several processes at a time: what Triton compiles is in its cache from then on.
@@ -365,27 +285,14 @@ class TimingProcess:
                 until = 0.0
                 raise
 
-    def close(self) -> None:
-        """End the process."""
-        self._executor.close()
-        if not self._is_beside:
-            self._zygote.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
-
-    def _must(self, method: str, request: msgspec.Struct | None, reply: type[Message]) -> Message:
+    def _must(self, method: str, request: msgspec.Struct, reply: type[Message]) -> Message:
         try:
-            return self._ask(method, request, reply, _START_TIMEOUT_S)
+            return self._ask(method, request, reply)
         except Crashed as how:
             raise ExecutorUnavailable(f"the device could not be used: {how}") from how
 
-    def _ask(self, method: str, request: msgspec.Struct | None, reply: type[Message], timeout_s: float) -> Message:
-        payload = b"{}" if request is None else msgspec.json.encode(request)
-        outcome = self._executor.call(method, payload, timeout_s=timeout_s)
+    def _ask(self, method: str, request: msgspec.Struct, reply: type[Message]) -> Message:
+        outcome = self._executor.call(method, msgspec.json.encode(request), timeout_s=_TIMEOUT_S)
         if not isinstance(outcome, Reply):
             raise Crashed(failure_of(outcome).message)
         return msgspec.json.decode(outcome.body, type=reply)

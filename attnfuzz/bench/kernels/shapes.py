@@ -9,7 +9,7 @@ import math
 import random
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -90,10 +90,6 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         """Keys of the longest sequence; of a merge, its tokens."""
         return max(self.seq_lens, default=self.num_tokens)
 
-    def in_pages_of(self, block_size: int) -> Shape:
-        """This shape in other pages, which make no difference to a kernel on dense K and V."""
-        return replace(self, block_size=block_size)
-
     def first_seen(self, position: int) -> int:
         """The first key that the query at ``position`` of its sequence sees."""
         return max(0, position + 1 - self.window) if self.window else 0
@@ -115,24 +111,27 @@ def bytes_to_move(shape: Shape) -> int:
 DECODE_POINTS = ((1, 512), (1, 4096), (1, 32768), (8, 4096), (8, 32768), (64, 512), (64, 4096))
 """Batch and length."""
 
-_PAGES = (16, 1, 64)
-_GRAPH_LENGTHS = (1, 16, 128, 1024, 4096, 16384, 32768)
+
+def attention(label: str, num_q_heads: int, num_kv_heads: int, seq_lens: tuple[int, ...], **others: Any) -> Shape:
+    """A batch with heads of 128 numbers, unless the ``others`` of its fields say so."""
+    heads = {"num_q_heads": num_q_heads, "num_kv_heads": num_kv_heads, "head_size": 128}
+    return Shape(label=label, seq_lens=seq_lens, **heads | others)
 
 
 def _decode() -> list[Shape]:
     """Llama-3.1-8B's heads, over page sizes of servers, and of one token."""
     return [
-        _attention(f"{batch}x{length} page {page}", 32, 8, (length,) * batch, block_size=page)
-        for page in _PAGES
+        attention(f"{batch}x{length} page {page}", 32, 8, (length,) * batch, block_size=page)
+        for page in (16, 1, 64)
         for batch, length in DECODE_POINTS
     ]
 
 
 def _qwen() -> list[Shape]:
     """Qwen2.5's heads: 12 on 2, whose time over the length shows what splitting is for, and 28 on 4."""
-    heads_12 = [_attention(f"12/2 {n}", 12, 2, (n,)) for n in (128, 256, 512, 1024, 2048, 4096)]
+    heads_12 = [attention(f"12/2 {n}", 12, 2, (n,)) for n in (128, 256, 512, 1024, 2048, 4096)]
     heads_28 = [
-        _attention(f"28/4 {batch}x{n}", 28, 4, (n,) * batch)
+        attention(f"28/4 {batch}x{n}", 28, 4, (n,) * batch)
         for batch, lengths in ((1, (128, 512, 1024, 2048, 4096)), (8, (128, 512, 1024, 2048)))
         for n in lengths
     ]
@@ -166,19 +165,17 @@ def _sparse() -> list[Shape]:
     ]
 
 
-def _latents(
-    label: str, heads: int, seq_lens: tuple[int, ...], *, head_size: int = 576, rank: int = 512, block_size: int = 64
-) -> Shape:
-    shape = _attention(label, heads, 1, seq_lens, head_size=head_size, block_size=block_size)
-    return replace(shape, rank=rank, dtype="bfloat16")
+def _latents(label: str, heads: int, seq_lens: tuple[int, ...], **others: Any) -> Shape:
+    usual = {"head_size": 576, "rank": 512, "block_size": 64, "dtype": "bfloat16"}
+    return attention(label, heads, 1, seq_lens, **usual | others)
 
 
 def _graph() -> list[Shape]:
     """Each length twice: with a table and a graph for 32,768 tokens, and with those made for the length."""
     return [
-        _attention(f"{batch}x{length} {'of 32768' if room else 'exact'}", 32, 8, (length,) * batch, room=room)
+        attention(f"{batch}x{length} {'of 32768' if room else 'exact'}", 32, 8, (length,) * batch, room=room)
         for batch in (1, 8)
-        for length in _GRAPH_LENGTHS
+        for length in (1, 16, 128, 1024, 4096, 16384, 32768)
         for room in (32768, 0)
     ]
 
@@ -197,7 +194,7 @@ def ragged_lengths(rng: random.Random, batch: int, median: int) -> list[int]:
 def _prompts() -> list[Shape]:
     """Prompts of one length, and ragged ones."""
     points = ((1, 512), (16, 512), (1, 2048), (8, 2048), (1, 8192), (4, 8192))
-    even = [_attention(f"{batch}x{n}", 32, 8, (n,) * batch, query_lens=(n,) * batch) for batch, n in points]
+    even = [attention(f"{batch}x{n}", 32, 8, (n,) * batch, query_lens=(n,) * batch) for batch, n in points]
     return even + _steps(0)
 
 
@@ -209,82 +206,57 @@ def _steps(share: int) -> list[Shape]:
         contexts = ragged_lengths(rng, batch * share // 100, 2048)
         prompts = ragged_lengths(rng, batch - len(contexts), 384)
         queries = () if share == 100 else (*[1] * len(contexts), *prompts)
-        shapes.append(_attention(f"batch {batch}", 32, 8, (*contexts, *prompts), query_lens=queries))
+        shapes.append(attention(f"batch {batch}", 32, 8, (*contexts, *prompts), query_lens=queries))
     return shapes
 
 
 def _output() -> list[Shape]:
     """A prompt of 500 tokens and up to 12,800 that are made after it, all with one graph and table for 16,384."""
-    return [_attention(f"{n} tokens", 32, 8, (n,), room=16384) for n in (500, 1000, 2000, 4000, 8000, 13300)]
+    return [attention(f"{n} tokens", 32, 8, (n,), room=16384) for n in (500, 1000, 2000, 4000, 8000, 13300)]
 
 
 def _padded() -> list[Shape]:
     """Batches as they are, and with sequences of a token up to the power of two that a server has a graph for."""
     shapes = []
-    for batch in (3, 5, 17, 65):
+    for batch, whole in ((3, 4), (5, 8), (17, 32), (65, 128)):
         lengths = tuple(min(8192, length) for length in ragged_lengths(random.Random(batch), batch, 1024))
-        whole = 1 << batch.bit_length()
-        shapes.append(_attention(f"batch {batch}", 32, 8, lengths))
-        shapes.append(
-            _attention(f"{batch} padded to {whole}", 32, 8, lengths + (1,) * (whole - batch), room=8192)
-        )  # fmt: skip
+        padded = lengths + (1,) * (whole - batch)
+        shapes.append(attention(f"batch {batch}", 32, 8, lengths))
+        shapes.append(attention(f"{batch} padded to {whole}", 32, 8, padded, room=8192))
     return shapes
 
 
 def _variety() -> list[Shape]:
     """Shapes that servers run beside `_decode`: other dtypes, caches and heads, windows, one long sequence among
     short."""
-    even = {(batch, n): _attention(f"{batch}x{n}", 32, 8, (n,) * batch) for batch, n in DECODE_POINTS}
+    even = {(batch, n): attention(f"{batch}x{n}", 32, 8, (n,) * batch) for batch, n in DECODE_POINTS}
     usual, small, large = even[8, 4096], even[64, 512], even[64, 4096]
     return [
         *(replace(usual, label=f"{usual.label} page {size}", block_size=size) for size in (24, 272)),
-        _attention("32768 among 63 of 512", 32, 8, (32768, *[512] * 63)),
-        _attention("32768 after 63 of 512", 32, 8, (*[512] * 63, 32768)),
-        _attention("32768 among 7 of 512", 32, 8, (32768, *[512] * 7)),
+        attention("32768 among 63 of 512", 32, 8, (32768, *[512] * 63)),
+        attention("32768 after 63 of 512", 32, 8, (*[512] * 63, 32768)),
+        attention("32768 among 7 of 512", 32, 8, (32768, *[512] * 7)),
         *(replace(one, label=f"{one.label} bfloat16", dtype="bfloat16") for one in (usual, large)),
         *(replace(one, label=f"{one.label} fp8 cache", kv_dtype="float8_e4m3fn") for one in (usual, small, large)),
         *(
             replace(one, label=f"{one.label} head {n}", head_size=n)
             for one, n in ((usual, 64), (large, 64), (usual, 256))
         ),
-        *(_attention(f"{batch}x{n} 12/2", 12, 2, (n,) * batch) for batch, n in ((8, 4096), (64, 512))),
-        *(_attention(f"{batch}x{n} 64/8", 64, 8, (n,) * batch) for batch, n in ((8, 4096), (64, 4096))),
-        *(replace(_attention(f"8x{n} window 1024", 32, 8, (n,) * 8), window=1024) for n in (1024, 4096, 32768)),
+        *(attention(f"{batch}x{n} 12/2", 12, 2, (n,) * batch) for batch, n in ((8, 4096), (64, 512))),
+        *(attention(f"{batch}x{n} 64/8", 64, 8, (n,) * batch) for batch, n in ((8, 4096), (64, 4096))),
+        *(replace(attention(f"8x{n} window 1024", 32, 8, (n,) * 8), window=1024) for n in (1024, 4096, 32768)),
     ]
 
 
 def smoke_suite() -> list[Shape]:
     """Shapes that Triton's interpreter gets through: they show that everything runs, and nothing else."""
     return [
-        _attention("smoke 2x40", 4, 2, (40, 40), head_size=32),
-        _attention("smoke mixed", 4, 2, (20, 33), head_size=32, query_lens=(20, 1)),
+        attention("smoke 2x40", 4, 2, (40, 40), head_size=32),
+        attention("smoke mixed", 4, 2, (20, 33), head_size=32, query_lens=(20, 1)),
         _latents("smoke latent", 16, (40, 33), head_size=96, rank=64, block_size=16),
         _latents("smoke sparse", 16, (40, 40), head_size=96, rank=64, block_size=1),
         Shape(label="smoke merge", num_q_heads=2, head_size=32, num_tokens=8),
     ]
-
-
-def _attention(
-    label: str,
-    num_q_heads: int,
-    num_kv_heads: int,
-    seq_lens: tuple[int, ...],
-    *,
-    head_size: int = 128,
-    block_size: int = 16,
-    query_lens: tuple[int, ...] = (),
-    room: int = 0,
-) -> Shape:
-    return Shape(
-        label=label,
-        num_q_heads=num_q_heads,
-        num_kv_heads=num_kv_heads,
-        head_size=head_size,
-        seq_lens=seq_lens,
-        query_lens=query_lens,
-        block_size=block_size,
-        room=room,
-    )
 
 
 SUITES: dict[str, Callable[[], list[Shape]]] = {
@@ -339,12 +311,6 @@ class CopyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float
 
 
-class CopyReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Times of copies among buffers that the L2 cache cannot hold together."""
-
-    time: Timed
-
-
 class MeasureRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Check, then time, one contender: the ``target`` of a kernel.
 
@@ -375,7 +341,8 @@ State = tuple[Mode, L2State]
 STATES: tuple[State, ...] = (("graph", "cold"), ("graph", "warm"), ("eager", "cold"), ("eager", "warm"))
 """Launch and cache, what matters most to a server first."""
 
-RowStatus = Status | Literal["crashed"]
+RowStatus = Literal["ok", "wrong", "crashed", "failed", "unmeasured", "unsupported"]
+"""A `Status`, or that the process died; the better first."""
 
 
 class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -405,9 +372,7 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     def share_of_copy(self, mode: Mode, l2: L2State) -> float | None:
         """The time of a copy that moves as many bytes, from memory, over the median. Above 1 where the cache helps."""
         timed = self.time(mode, l2)
-        if timed is None or self.copy_us is None or timed.median_us <= 0:
-            return None
-        return self.copy_us / timed.median_us
+        return self.copy_us / timed.median_us if timed and self.copy_us and timed.median_us > 0 else None
 
 
 class Report(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):

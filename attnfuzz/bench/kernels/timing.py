@@ -12,11 +12,11 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from attnfuzz.bench.kernels.shapes import L2State, Mode, Timed
 
@@ -26,48 +26,52 @@ _LEAST_SAMPLES, _MOST_SAMPLES = 10, 100
 _SLOW_S, _LEAST_OF_SLOW = 0.1, 3
 _WARM_UPS = 2
 
-Run = Callable[[], object]
+_TIMES_L2 = 4
+"""Size of all sets together, in L2 caches: the cache's replacement does not simply drop the oldest."""
 
+MOST_SETS = 2048
+PROBES = 5
+"""Calls that tell how many make a sample."""
+
+Run = Callable[[], object]
 
 Stopwatch = Callable[[Run, int], list[float]]
 """Runs something several times; returns the seconds that each took."""
 
 
-class HostStopwatch:
+def host_stopwatch(run: Run, count: int, clock: Callable[[], float] = time.perf_counter) -> list[float]:
     """Where nothing runs behind the host's back. ``clock`` gives seconds."""
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
-
-    def __call__(self, run: Run, count: int) -> list[float]:
-        moments = [self._clock()]
-        for _ in range(count):
-            run()
-            moments.append(self._clock())
-        return _steps(moments)
+    moments = [clock()]
+    for _ in range(count):
+        run()
+        moments.append(clock())
+    return [after - before for before, after in itertools.pairwise(moments)]
 
 
-class CudaStopwatch:
+def cuda_stopwatch(run: Run, count: int) -> list[float]:
     """By events on the current stream: what the device waits for the host counts, what the host runs ahead does not."""
-
-    def __call__(self, run: Run, count: int) -> list[float]:
-        events: list[Any] = [
-            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch does not annotate it
-            for _ in range(count + 1)
-        ]
-        torch.cuda.synchronize()
-        events[0].record()
-        for event in events[1:]:
-            run()
-            event.record()
-        torch.cuda.synchronize()
-        return [before.elapsed_time(after) * 1e-3 for before, after in itertools.pairwise(events)]
+    events: list[Any] = [
+        torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch does not annotate it
+        for _ in range(count + 1)
+    ]
+    torch.cuda.synchronize()
+    events[0].record()
+    for event in events[1:]:
+        run()
+        event.record()
+    torch.cuda.synchronize()
+    return [before.elapsed_time(after) * 1e-3 for before, after in itertools.pairwise(events)]
 
 
 def calls_per_sample(one_call_s: float, multiple_of: int = 1) -> int:
     """How many calls make a sample that is long enough."""
     wanted = min(_MOST_CALLS, max(1, round(_SAMPLE_S / max(one_call_s, 1e-7))))
     return -(-wanted // multiple_of) * multiple_of
+
+
+def sets_beyond(l2_bytes: int, nbytes: int) -> int:
+    """How many sets of so many bytes make each be read from memory when its turn comes."""
+    return max(1, -(-_TIMES_L2 * l2_bytes // nbytes))
 
 
 def time_samples(run: Run, stopwatch: Stopwatch, *, calls: int, seconds: float, l2: L2State, mode: Mode) -> Timed:
@@ -79,10 +83,6 @@ def time_samples(run: Run, stopwatch: Stopwatch, *, calls: int, seconds: float, 
     p10, *_, p90 = statistics.quantiles(microseconds, n=10, method="inclusive")
     median = statistics.median(microseconds)
     return Timed(l2=l2, mode=mode, median_us=median, p10_us=p10, p90_us=p90, samples=count, calls=calls)
-
-
-def _steps(moments: Sequence[float]) -> list[float]:
-    return [after - before for before, after in itertools.pairwise(moments)]
 
 
 _ABANDONED: list[torch.cuda.CUDAGraph] = []
@@ -136,9 +136,12 @@ class GraphOfCalls:
         self._graph.reset()
 
 
-_TIMES_L2 = 4
-_MOST_PAIRS = 2048
-_PROBES = 5
+def calls_in_graph(calls: Sequence[Run], stopwatch: Stopwatch) -> int:
+    """How many calls make a graph that is a sample, each of ``calls`` as often as any other."""
+    with closing(GraphOfCalls(calls[:PROBES], PROBES)) as probe:
+        return calls_per_sample(min(stopwatch(probe.replay, PROBES)) / PROBES, len(calls))
+
+
 _GRANULE = 4096
 """Bytes of which each buffer is a multiple: of lengths that are none, a copy may take longer."""
 
@@ -158,31 +161,21 @@ def time_copy(nbytes: int, device: str, stopwatch: Stopwatch, *, l2_bytes: int, 
     On a GPU in a graph, so that nothing but the device counts, and the fastest of several ways: the driver's copy, and
     a kernel that reads and writes each word; each with targets at several distances from their sources.
     """
-    pairs = min(_MOST_PAIRS, max(1, -(-_TIMES_L2 * l2_bytes // nbytes)))
+    pairs = min(MOST_SETS, sets_beyond(l2_bytes, nbytes))
     words = -(-max(1, nbytes // 2) // _GRANULE) * _GRANULE // _WORD
     shifts = _SHIFTS if words * _WORD >= _LEAST_SHIFTED else _SHIFTS[:1]
     sources = [torch.empty(words, dtype=torch.int32, device=device).random_() for _ in range(pairs)]
     rooms = [torch.empty(words + shifts[-1] // _WORD, dtype=torch.int32, device=device) for _ in range(pairs)]
-    ways = [way for shift in shifts for way in _ways(sources, [room[shift // _WORD :][:words] for room in rooms])]
-    if not on_gpu:
-        return time_samples(ways[0][0], stopwatch, calls=1, seconds=seconds, l2="warm", mode="eager")
-    probe = GraphOfCalls(ways[0][:_PROBES], _PROBES)
-    count = calls_per_sample(min(stopwatch(probe.replay, _PROBES)) / _PROBES, pairs)
-    probe.close()
-    return min((_in_graph(calls, count, stopwatch, seconds) for calls in ways), key=lambda one: one.median_us)
-
-
-def _ways(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> list[list[Run]]:
-    pairs = list(zip(sources, targets, strict=True))
-    return [
-        [partial(target.copy_, source) for source, target in pairs],
-        [partial(torch.bitwise_not, source, out=target) for source, target in pairs],
-    ]
-
-
-def _in_graph(calls: Sequence[Run], count: int, stopwatch: Stopwatch, seconds: float) -> Timed:
-    graph = GraphOfCalls(calls, count)
-    try:
-        return time_samples(graph.replay, stopwatch, calls=count, seconds=seconds, l2="cold", mode="graph")
-    finally:
-        graph.close()
+    found: list[Timed] = []
+    count = 0
+    for shift in shifts:
+        copies = [(source, room[shift // _WORD :][:words]) for source, room in zip(sources, rooms, strict=True)]
+        by_driver = [partial(target.copy_, source) for source, target in copies]
+        if not on_gpu:
+            return time_samples(by_driver[0], stopwatch, calls=1, seconds=seconds, l2="warm", mode="eager")
+        count = count or calls_in_graph(by_driver, stopwatch)
+        for calls in (by_driver, [partial(torch.bitwise_not, source, out=target) for source, target in copies]):
+            with closing(GraphOfCalls(calls, count)) as graph:
+                timed = time_samples(graph.replay, stopwatch, calls=count, seconds=seconds, l2="cold", mode="graph")
+            found.append(timed)
+    return min(found, key=lambda one: one.median_us)
