@@ -22,7 +22,7 @@ from attnfuzz.explaining.explanation import in_a_similar_case, in_words
 from attnfuzz.explaining.low_precision import LOWEST_EXPONENT, OF_EMPTY_ROWS
 from attnfuzz.explaining.merges import OF_MERGES, both_sides_empty, empty_sides, merged_row
 from attnfuzz.explaining.mistakes import REFUTED, Family, Key, Maker, Match, family, in_output_alone, matches, silent
-from attnfuzz.explaining.neighbours import beside_empty, maxima_cases, neighbours, rounding_cases
+from attnfuzz.explaining.neighbours import beside_empty, maxima_cases, neighbours, rising_cases, rounding_cases
 from attnfuzz.explaining.precision import OF_MAXIMA, OF_SOME_NUMBERS, Precision
 from attnfuzz.explaining.rounding_diagnosis import MOST_ROWS, WrongRows
 from attnfuzz.explaining.row import AttentionRow, AveragedRow
@@ -227,12 +227,15 @@ def diagnose(
         return Diagnosis("", found.causes, found.maybe)
     runs = _runs_near(case, poison, nearby)
     found = _left_by(rows, runs, among)
+    if isinstance(case, AttentionCase) and not found.is_settled and found.is_about("not_rescaled"):
+        for other, compared in nearby(rising_cases(case)):
+            found.ask(_Rows(other, poison, compared))
     if not found.is_settled and found.weigh(list(weighed())):
         for run in runs:
             found.ask(run)
     if among is None and isinstance(case, AttentionCase) and (rows.are_nearly_right or not found.is_settled):
         found.decide(precision_of(nearby(rounding_cases(case)), poison), rows)
-    if isinstance(case, AttentionCase) and any(one.mistake in OF_MAXIMA for one in found.causes):
+    if isinstance(case, AttentionCase) and found.is_about(*OF_MAXIMA):
         found.decide_maximum([_Rows(other, poison, compared) for other, compared in nearby(maxima_cases(case))], runs)
     found.retell(rows.at((number, head)))
     told = found.told()
@@ -529,6 +532,10 @@ class Survivors:
     def _replayed(self) -> Collection[str] | None:
         """The roundings that wrong rows alone are asked about: runs in which each shows tell the others."""
         return OF_SOME_NUMBERS if self._decided else None
+
+    def is_about(self, *mistakes: str) -> bool:
+        """Whether one of these is left."""
+        return any(one.mistake in mistakes for one in self.causes)
 
     @property
     def is_settled(self) -> bool:

@@ -133,6 +133,7 @@ def not_rescaled(row: AttentionRow) -> Iterator[Family]:
     of FlashAttention-2, https://arxiv.org/abs/2307.08691.
     """
     if row.case.variant.has_weighty_sinks:
+        yield from family("not_rescaled", _begun_with_the_sink(row))
         return
     tiles = sorted(tiles_of(row))
     whole = row.num_tokens  # to which a longer tile is the same
@@ -162,6 +163,17 @@ def not_rescaled(row: AttentionRow) -> Iterator[Family]:
         for tile, steps in every.items():
             if which in steps:
                 yield from _left_as_they_are(row, tile, which, steps[which])
+
+
+def _begun_with_the_sink(row: AttentionRow) -> Iterator[Predicted]:
+    """A sum of the weights that begins with the sink as the maximum, and stays as it is where a score is larger."""
+    words = "the sum of the weights, which begins with that of the sink, is not rescaled when the maximum grows"
+    weighted = (row.log_weights - row.top).exp() @ row.v
+    for tile in sorted(tiles_of(row)):
+        so_far = torch.maximum(maxima_so_far(row.log_weights, min(tile, row.num_tokens)), row.sink)
+        total = 1 + float((row.log_weights - so_far).exp().sum())
+        for unit in _units(row, tile):
+            yield Predicted(weighted / total, row.top + math.log(total), f"sum, from the sink on, {unit}", words)
 
 
 def _units(row: AttentionRow, tile: int) -> list[str]:

@@ -112,6 +112,14 @@ def beside_empty(case: AttentionCase) -> Iterator[AttentionCase]:
             yield made
 
 
+def rising_cases(case: AttentionCase) -> Iterator[AttentionCase]:
+    """Many tokens, each with a larger score than the one before: the maximum grows with each tile."""
+    plain = plain_values(case, (case.values.seed + _SEEDS[0]) % (1 << 32))
+    longer = with_lengths(case, tuple(max(length, _LONG) if length else 0 for length in case.seq_lens))
+    if longer is not None:
+        yield msgspec.structs.replace(longer, values=msgspec.structs.replace(plain, keys="rising"))
+
+
 def maxima_cases(case: AttentionCase) -> Iterator[AttentionCase]:
     """Many tokens, of which float32's exp overflows or does not, according to the maximum that is subtracted before.
 

@@ -1095,6 +1095,26 @@ def test_a_factor_with_a_limit_is_told_by_cases_that_stay_below_it(
     assert "is multiplied by exp(new - old maximum), not exp(old - new)" in failure.message
 
 
+def test_a_needle_in_the_second_tile_does_not_tell_that_of_another_size(
+    plant: Any, dense: DenseDecodeCase, failure_of: Any
+) -> None:
+    """Of tiles of half the size it would be the third: a larger score in each tile tells."""
+
+    def beside_tiles_of_32(scores: Tensor) -> Tensor:
+        tops = torch.stack([scores[: at // 32 * 32 + 32].max() for at in range(len(scores))])
+        return (scores - tops).exp()
+
+    needle = Needle(seq=0, position=32, kv_head=0)
+    values = Values(keys="equal", needles=(needle,))
+    case = msgspec.structs.replace(
+        dense, num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(33,), scale=0.25, values=values
+    )
+    total = beside_tiles_of_32
+    planted = plant(weights=lambda s: beside_all(s) / total(s).sum(), lse=lambda s: s.max() + total(s).sum().log())
+    message = failure_of(planted, case).message
+    assert message.endswith("the sum of the weights is not rescaled when the maximum grows")
+
+
 @pytest.mark.parametrize("seed", [1, 4])
 def test_a_sum_that_is_not_rescaled_in_some_steps_is_told(
     seed: int, plant: Any, dense: DenseDecodeCase, failure_of: Any

@@ -134,6 +134,17 @@ def test_an_lse_without_the_sink_is_named() -> None:
     assert "the LSE leaves out the sink" in told(replace(right, got_lse=without.got_lse))
 
 
+def test_a_sum_that_begins_with_the_sink_and_is_not_rescaled_is_named() -> None:
+    """Without a sink it was told, and with one it was another bug, of weights that are some constant off."""
+    row = row_that_got(case_with(sinks="level"), case_with(sinks="level"))
+    assert row.log_weights.max() > row.sink
+    total = 1 + (row.log_weights - row.log_weights.max()).exp().sum()
+    out = (row.log_weights - row.log_weights.max()).exp() @ row.v / total
+    words = "the sum of the weights, which begins with that of the sink, is not rescaled when the maximum grows"
+    assert words in told(replace(row, got=out, got_lse=float(row.log_weights.max() + total.log())))
+    assert words not in told(row)
+
+
 def test_an_output_without_the_sink_is_told_in_one_way() -> None:
     """A reader would be told two mistakes, one or the other, which are one."""
     case = case_with(sinks="level")
