@@ -146,7 +146,7 @@ class Reference:
 
     @cached_property
     def targets(self) -> list[Target] | None:
-        """What the problem itself says of each result, in the memory of `device`; None where bounds are derived."""
+        """The targets that the problem sets for its results, in the memory of `device`; None where it sets none."""
         targets = problem_of(self.case).targets
         if targets is None:
             return None
@@ -157,7 +157,7 @@ class Reference:
 
 
 def compare(reference: Reference, results: Mapping[str, Shaped[Tensor, "..."]]) -> list[Comparison]:
-    """All of a run's results that has a right value: the logical result, and the partial states that must be empty."""
+    """Every part of `results` that has a right value: the logical result, and partial states that must be empty."""
     case = reference.case
     if reference.targets is not None:
         return [

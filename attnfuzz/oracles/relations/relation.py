@@ -171,7 +171,7 @@ class FurtherRuns:
     blame: Callable[[Trial, int, Failure | KernelRaised], Failure | None] = lambda trial, run, what: None
 
     def objection(self, trial: Trial, others: Sequence[Results]) -> Failure | None:
-        """What is said of the results of all `runs` beside those of the trial's first run."""
+        """Compare the results of all `runs` with those of the trial's first run, and refine an objection."""
         failure = self.compare(as_it_is(trial), others)
         return None if failure is None else self.refine(trial, failure)
 
