@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from torch import Tensor
 
+from attnfuzz.cases.supported import supports_case
 from attnfuzz.declaration import Kernel
 from attnfuzz.explaining.diagnose import OF_VALUES, given_by_all
 from attnfuzz.explaining.drawing import rows_to_draw, tokens_to_blame
@@ -90,14 +91,12 @@ def explain_case(
     def reruns_of(one: Case) -> Reruns:
         return Reruns(kernel, one, device=device, is_over=lambda: time.monotonic() > until)
 
+    declared = kernel.declaration
     explaining: _Explaining | _OfOwnProblem
     if isinstance(case, OpenCase):  # weights are those of attention
-        explaining = _OfOwnProblem(
-            reruns_of(case),
-            map(reruns_of, longer_cases(case)),
-            map(reruns_of, neighbours(case)),
-            map(reruns_of, of_other_strides(case)),
-        )
+        beside = (longer_cases(case), neighbours(case), of_other_strides(case))
+        taken = ((one for one in some if supports_case(declared.supports, declared.options, one)) for some in beside)
+        explaining = _OfOwnProblem(reruns_of(case), *(map(reruns_of, some) for some in taken))
     else:
         explaining = _Explaining(reruns_of(case), oracle)
     try:
