@@ -191,12 +191,12 @@ def matches(row: AveragedRow, families: Iterable[Family]) -> Iterator[Match]:
         if lse_is_right and one.lse is not None:
             is_given = given.by(Replay(one.cause, one.out, None)) & ~both
             if bool(is_given.any()):
-                alone = _in_output_alone(one)
+                alone = in_output_alone(one)
                 left = alone.left_open(row)
                 yield from (Match(alone.as_cause(i), float(left[i])) for i in is_given.nonzero()[:, 0].tolist())
 
 
-def _in_output_alone(one: Family) -> Family:
+def in_output_alone(one: Family) -> Family:
     """The mistake, made in the output, beside a log-sum-exp without it."""
     ways = [way + _OUT_ALONE for way in one.ways]
     return replace(one, lse=None, ways=ways, words=lambda i: f"{one.words(i)}, for out alone: lse is right")

@@ -68,6 +68,7 @@ def _of_attention(case: AttentionCase) -> Iterator[AttentionCase]:
     seen = {encode_case(case)}
     for one in (
         *_told_by_numbers(case),
+        _of_other_scales(case),
         _of_other_pages(case),
         *_of_another_window(case),
         *_of_more_queries(case),
@@ -93,6 +94,15 @@ def _with_two_heads(case: AttentionCase) -> AttentionCase:
     """In place of a single one, of which a mistake looks as if any head had it."""
     two = changed(case, num_q_heads=2, num_kv_heads=2) if case.num_q_heads == 1 else None
     return two or case
+
+
+def _of_other_scales(case: AttentionCase) -> AttentionCase | None:
+    """More tokens of an 8-bit cache, whose scales of K and of V are unlike each other, and neither is 1."""
+    longer = with_lengths(case, tuple(length + 4 if length else 0 for length in case.seq_lens))
+    if longer is None or longer.kv is None:
+        return None
+    plain = plain_values(longer, (case.values.seed + _SEEDS[0]) % (1 << 32))
+    return changed(longer, kv=msgspec.structs.replace(longer.kv, scales="scattered"), values=plain)
 
 
 def beside_empty(case: AttentionCase) -> Iterator[AttentionCase]:
