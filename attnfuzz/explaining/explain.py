@@ -77,6 +77,8 @@ def summarise(case: Case, readings: Mapping[int, Reading], *, count: int) -> lis
 
 _MOST_ROWS = 128
 _MOST_LINES = 8
+_LEAST_OF_KEYS = 2.0**-10
+"""Of the largest number of a key, what is read of keys; weights that are rounded depend on keys, too, and leave less."""
 
 
 def explain_case(
@@ -298,7 +300,11 @@ class _Explaining:
         if rows:
             part = weights.constant[rows[0]]
             dim = int(part.abs().argmax())
-            is_of_keys = has_keys and bool((without_keys(self.reruns, self.places)[rows] == 0).all())
+            is_of_keys = (
+                has_keys
+                and bool((without_keys(self.reruns, self.places)[rows] == 0).all())
+                and float(part.abs().max()) > _LEAST_OF_KEYS * float(self._read_from[1].abs().max())
+            )
             values = "any value in the cache" if has_keys else "the outputs that are merged"
             what = "is read from K" if is_of_keys else f"does not come from {values}"
             beside = ", and 0 where all keys are, too" if is_of_keys else ""
