@@ -401,6 +401,7 @@ class Survivors:
         self.maybe: tuple[str, ...] = ()
         self._refuted: set[Key] = set()
         self._inexact: set[Key] = set()
+        self._partial: tuple[Cause, ...] = ()
         self._start(rows)
 
     def _start(self, rows: _Rows) -> None:
@@ -412,7 +413,9 @@ class Survivors:
         self._is_nothing &= all(map(_is_zero, wrong))
         found = _given_by_all(wrong)
         self._refuted = _refuted_by(right, found)
-        found = {key: one for key, one in found.items() if key not in self._refuted} or found
+        if unrefuted := {key: one for key, one in found.items() if key not in self._refuted}:
+            self._partial = tuple(one.cause for key, one in found.items() if key in self._refuted)
+            found = unrefuted
         if self._among is not None:
             found = {key: one for key, one in found.items() if self._among(one.cause)}
         exact = [match for match in found.values() if match.left <= _SAME_BOUNDS]
@@ -428,7 +431,8 @@ class Survivors:
     def ask(self, rows: _Rows) -> None:
         """Drop what does not give the wrong rows of another run, or would make its right rows wrong.
 
-        A run that none of them gives shows something else, and says nothing of this.
+        A run that none of them gives shows something else, and says nothing of this; unless something gives all wrong
+        rows that was left aside since it would make right ones wrong: then that it is, in some rows.
         """
         wrong, right = rows.wrong(_MOST_OF_NEIGHBOUR), rows.right(_MOST_RIGHT_OF_NEIGHBOUR)
         if not self.causes:
@@ -446,6 +450,10 @@ class Survivors:
             self._inexact |= inexact
             if roundings and all(isinstance(row, AttentionRow) for row in wrong):
                 kept |= _rounded(rows, wrong, right, self._replayed).kept(roundings)
+            of_some, _ = _kept_exactly(wrong, map(_key, self._partial))
+            self._partial = tuple(one for one in self._partial if _key(one) in of_some)
+            if not kept and self._partial and any(map(_has_numbers, wrong)):
+                self.causes, self._partial, kept, structural = self._partial, (), of_some, []
             if not kept:
                 self._unexplained.add(rows.run)
                 self._is_general &= not any(map(_has_numbers, wrong))
@@ -457,6 +465,8 @@ class Survivors:
         self.causes = tuple(one for one in self.causes if _key(one) in kept)
         if unrefuted := tuple(one for one in self.causes if _key(one) not in self._refuted):
             self.causes = unrefuted
+        elif self.causes:  # which are no better than what was left aside
+            self.causes, self._partial = (*self.causes, *self._partial), ()
 
     def _drop_what_is_not_shown_here(self) -> None:
         """Another run has shown other causes: they must give the first run's rows, if these are numbers, as well."""
@@ -545,7 +555,8 @@ class Survivors:
     def weigh(self, rows: Sequence[AttentionRow]) -> bool:
         """Drop what the measured weights of the case contradict; true if only they tell what it is.
 
-        They are what the kernel did, whatever the values: a mistake must give them, and leave right ones right.
+        They are what the kernel did, whatever the values: a mistake must give them, and leave right ones right, unless
+        it is made in some rows alone, as right ones of other runs have shown.
         """
         if not rows or not all(map(_has_numbers, rows)):
             return False
@@ -557,7 +568,7 @@ class Survivors:
         }
         unasked = OF_VALUES | OF_PLACES  # in dead memory lies something else, too
         asked = {_key(one) for one in self.causes if not one.rounding and one.mistake not in unasked}
-        contradicted = (asked - set(given) if wrong else set()) | _refuted_by(right, asked)
+        contradicted = (asked - set(given) if wrong else set()) | (_refuted_by(right, asked) - self._refuted)
         self.causes = tuple(one for one in self.causes if _key(one) not in contradicted)
         if given and any(len(row.seen) >= _ENOUGH_WEIGHTS for row in wrong):
             self._bear_out(self._rows, wrong)

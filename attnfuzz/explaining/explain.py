@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from torch import Tensor
 
+from attnfuzz.cases.supported import supports_case
 from attnfuzz.declaration import Kernel
 from attnfuzz.explaining.diagnose import OF_VALUES, given_by_all
 from attnfuzz.explaining.drawing import rows_to_draw, tokens_to_blame
@@ -76,6 +77,8 @@ def summarise(case: Case, readings: Mapping[int, Reading], *, count: int) -> lis
 
 _MOST_ROWS = 128
 _MOST_LINES = 8
+_LEAST_OF_KEYS = 2.0**-10
+"""Of the largest number of a key, what is read of keys; weights that are rounded depend on keys, too, and leave less."""
 
 
 def explain_case(
@@ -90,14 +93,12 @@ def explain_case(
     def reruns_of(one: Case) -> Reruns:
         return Reruns(kernel, one, device=device, is_over=lambda: time.monotonic() > until)
 
+    declared = kernel.declaration
     explaining: _Explaining | _OfOwnProblem
     if isinstance(case, OpenCase):  # weights are those of attention
-        explaining = _OfOwnProblem(
-            reruns_of(case),
-            map(reruns_of, longer_cases(case)),
-            map(reruns_of, neighbours(case)),
-            map(reruns_of, of_other_strides(case)),
-        )
+        beside = (longer_cases(case), neighbours(case), of_other_strides(case))
+        taken = ((one for one in some if supports_case(declared.supports, declared.options, one)) for some in beside)
+        explaining = _OfOwnProblem(reruns_of(case), *(map(reruns_of, some) for some in taken))
     else:
         explaining = _Explaining(reruns_of(case), oracle)
     try:
@@ -299,7 +300,11 @@ class _Explaining:
         if rows:
             part = weights.constant[rows[0]]
             dim = int(part.abs().argmax())
-            is_of_keys = has_keys and bool((without_keys(self.reruns, self.places)[rows] == 0).all())
+            is_of_keys = (
+                has_keys
+                and bool((without_keys(self.reruns, self.places)[rows] == 0).all())
+                and float(part.abs().max()) > _LEAST_OF_KEYS * float(self._read_from[1].abs().max())
+            )
             values = "any value in the cache" if has_keys else "the outputs that are merged"
             what = "is read from K" if is_of_keys else f"does not come from {values}"
             beside = ", and 0 where all keys are, too" if is_of_keys else ""

@@ -99,6 +99,8 @@ def _of_weights(row: MergedRow) -> Iterator[Predicted]:
     lse_a, lse_b = row.lses.tolist()
     yield Predicted(a, None, "prefix alone", "the output is the prefix alone")
     yield Predicted(b, None, "suffix alone", "the output is the suffix alone")
+    larger = a if lse_a > lse_b else b
+    yield Predicted(larger, None, "larger alone", "the output is that of the larger log-sum-exp alone")
     yield Predicted(torch.zeros_like(a), None, "zero", "the output is 0")
     if not math.isfinite(lse_a - lse_b):
         return
@@ -107,7 +109,6 @@ def _of_weights(row: MergedRow) -> Iterator[Predicted]:
         ("equal", "prefix and suffix have equal weights", 0.0),
         ("base 2 of natural", "the weights are powers of 2 of natural log-sum-exps", math.log(2)),
         ("natural of base 2", "the weights are exponentials of base-2 log-sum-exps", 1 / math.log(2)),
-        ("base 10", "the weights are powers of 10 of natural log-sum-exps", math.log(10)),
     ):
         yield Predicted((factor * row.lses).softmax(0) @ row.v, None, way, words)
     total = float(row.weights.sum())

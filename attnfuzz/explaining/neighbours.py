@@ -75,6 +75,7 @@ def _of_attention(case: AttentionCase) -> Iterator[AttentionCase]:
     seen = {encode_case(case)}
     for one in (
         *_told_by_numbers(case),
+        _of_other_scales(case),
         *_of_other_pages(case),
         *_of_another_window(case),
         *_of_more_queries(case),
@@ -100,6 +101,15 @@ def _with_two_heads(case: AttentionCase) -> AttentionCase:
     """In place of a single one, of which a mistake looks as if any head had it."""
     two = changed(case, num_q_heads=2, num_kv_heads=2) if case.num_q_heads == 1 else None
     return two or case
+
+
+def _of_other_scales(case: AttentionCase) -> AttentionCase | None:
+    """More tokens of an 8-bit cache, whose scales of K and of V are unlike each other, and neither is 1."""
+    longer = with_lengths(case, tuple(length + 4 if length else 0 for length in case.seq_lens))
+    if longer is None or longer.kv is None:
+        return None
+    plain = plain_values(longer, (case.values.seed + _SEEDS[0]) % (1 << 32))
+    return changed(longer, kv=msgspec.structs.replace(longer.kv, scales="scattered"), values=plain)
 
 
 def beside_empty(case: AttentionCase) -> Iterator[AttentionCase]:
@@ -256,9 +266,29 @@ def _of_own_problem(case: OpenCase) -> Iterator[OpenCase]:
 
 
 def longer_cases(case: OpenCase) -> Iterator[OpenCase]:
-    """More of all that is counted, of several numbers each by another one: of one token nothing tells K from V."""
-    for more in _MORE[:2]:
-        yield from _with_more(case, Integer | Integers, more, more)
+    """More of all that is counted, of several numbers each by another one: of one token nothing tells K from V.
+
+    First with larger choices of a size too, as on pages of one token each place is the first one; then with lengths of
+    which each other number is a small part.
+    """
+    few, several = _MORE[:2]
+    yield from _with_more(_with_larger_choices(case, 1), Integer | Integers, few, few)
+    for numbers in _with_more(case, Integer, several, several):
+        yield from _with_more(numbers, Integers, _MORE_THAN_A_TILE, few)
+    yield from _with_more(case, Integer | Integers, few, few)
+    yield from _with_more(_with_larger_choices(case, 2), Integer | Integers, several, several)
+    yield from _with_more(case, Integer | Integers, several, several)
+
+
+def _with_larger_choices(case: OpenCase, steps: int) -> OpenCase:
+    """Each choice of a size so many ``steps`` larger, as far as there are larger ones."""
+    changes: dict[str, Any] = {}
+    for name, kind in type(case).problem.fields.items():
+        value = getattr(case, name)
+        if isinstance(kind, Choice) and isinstance(value, int) and not isinstance(value, bool):
+            larger = sorted(one for one in kind.values if isinstance(one, int) and one > value)
+            changes |= {name: larger[min(steps, len(larger)) - 1]} if larger else {}
+    return msgspec.structs.replace(case, **changes)
 
 
 def of_other_strides(case: OpenCase) -> Iterator[OpenCase]:

@@ -30,6 +30,7 @@ from attnfuzz.problems.own import Expected
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.problems.wording import element, plural
 from attnfuzz.trials.comparison import axes_of, extent
+from attnfuzz.trials.observation import KernelRaised
 from attnfuzz.verdict import Cause
 
 NOT_READ = "not_read"
@@ -118,7 +119,7 @@ def _renewed(case: Case) -> Iterator[OpenCase]:
 
 _Replays = Callable[["AskedProblem"], Iterator[tuple[Cause, Callable[[], list[Target]]]]]
 """Mistakes, each with what comes of it, by the reference."""
-_AGREEING = 2
+_AGREEING = 3
 """Other cases in which the one mistake gives the kernel's results too."""
 
 
@@ -138,7 +139,12 @@ def _left(reruns: Reruns, others: Iterable[Reruns], replays: _Replays) -> Iterat
     left: dict[tuple[str, str], Cause] | None = None
     asked = 0
     for one in itertools.chain([reruns], others):
-        found = _given(one, replays, left)
+        try:
+            found = _given(one, replays, left)
+        except KernelRaised as raised:
+            if left is None or raised.fatal:
+                raise
+            continue  # a case that it refuses tells nothing
         if found is None and left is None:
             return
         if found is None:  # which is right

@@ -28,7 +28,7 @@ def _decode(inputs: Any, bug: str = "") -> None:
         elif bug == "everything":
             first = 0
         tokens = torch.arange(first, length, device=inputs.q.device)
-        pages = inputs.block_table[seq, tokens // size].long()
+        pages = inputs.block_table[seq, (tokens - first if bug == "relative_pages" else tokens) // size].long()
         places = pages, tokens % size // block, tokens % size % block
         if bug == "offset_in_page":
             places = pages, tokens // block % blocks, tokens % size % max(1, block - 1)
@@ -58,6 +58,7 @@ PLANTED = {
     "after_the_last": "a chunk is that of the token after the last one, and is empty where that begins one",
     "whole_pages": "a chunk begins with its page",
     "everything": "chunks are ignored",
+    "relative_pages": "pages are those of positions in the chunk, not in the sequence",
 }
 
 

@@ -214,6 +214,27 @@ def test_what_is_wrong_is_told_by_its_name(family: str, bug: str) -> None:
     assert causes_of(family, bug, fields) == [words]
 
 
+SMALL: dict[tuple[str, str], tuple[dict[str, Any], str]] = {
+    ("block_sparse", "up_to_the_first"): (
+        {"lengths": (17,), "block_size": 1, "query_len": 1, "topk": 2, "named": 1, "seed": 0, "list_order": "shuffled"},
+        "a list ends at its first -1",
+    ),
+    ("hybrid_decode", "relative_pages"): (
+        {"lengths": (5,), "chunk": 1, "kernel_blocks": 1, "seed": 0},
+        "16 of 128 elements of v_cache (page 1, block 0, offset 0, head 0, dim 0-15) are read 64 elements before their "
+        "places, as many as 1 page has",
+    ),
+}
+"""Cases in which a mistake gives the results of another one, and goes on to where all but lengths grow by little."""
+
+
+@pytest.mark.parametrize(("family", "bug"), SMALL)
+def test_what_only_a_small_case_bears_out_is_not_told(family: str, bug: str) -> None:
+    """A reader would look for the first column of a table, or for the first place of a list, that is taken for each."""
+    fields, words = SMALL[family, bug]
+    assert causes_of(family, bug, fields) == [words]
+
+
 @pytest.mark.parametrize("family", KERNELS)
 def test_nothing_is_told_of_a_right_kernel(family: str) -> None:
     """A reader would look for a mistake that is none."""

@@ -64,6 +64,12 @@ def _squared(inputs: Any) -> State:
     return out * out, lse
 
 
+def _plus_a_little_of_keys(inputs: Any) -> State:
+    """What a sum's last digits that go astray leave, where weights are unlike each other."""
+    out, lse = right(inputs)
+    return out + 1e-5 * inputs.k.abs().amax().to(out.dtype), lse
+
+
 def _plus_one(inputs: Any) -> State:
     out, lse = right(inputs)
     return out + 1, lse
@@ -133,6 +139,7 @@ MISTAKES: dict[str, Mistake] = {
     "upper_half_doubled": _upper_half_doubled,
     "squared": _squared,
     "plus_one": _plus_one,
+    "plus_a_little_of_keys": _plus_a_little_of_keys,
     "k_for_v": altered(v=lambda inputs: inputs.k),
     "random": _random,
     "first_row_only": _first_row_only,

@@ -1199,6 +1199,17 @@ def test_merges(
     assert more in message
 
 
+def test_a_state_that_is_left_out_for_being_far_from_the_other_is_told(plant: Any, failure_of: Any) -> None:
+    """Weights of 0 and 1 would be told to be powers of a base of which no other pair of states knows anything."""
+
+    def weights(lses: Tensor) -> Tensor:
+        return (lses == lses.max()).float() if float(lses.max() - lses.min()) > 4 else lses.softmax(0)
+
+    case = MergeStatesCase(num_q_heads=1, head_size=16, num_tokens=2, seed=42)
+    message = failure_of(plant("merge_states", weights=weights), case).message
+    assert message.endswith("; the output is that of the larger log-sum-exp alone, though not always")
+
+
 def test_log_sum_exps_of_the_head_before_are_named(states: MergeStatesCase, failure_of: Any) -> None:
     """Off by one around the end, the first head's would be taken for another mistake than the others'."""
 

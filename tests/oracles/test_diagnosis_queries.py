@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -9,8 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+import attnfuzz
 from attnfuzz.judging.judge import judge
-from attnfuzz.problems.cases import PagedAttentionCase
+from attnfuzz.kernels.bundled import masked_attention_eager
+from attnfuzz.problems.cases import MaskedAttentionCase, PagedAttentionCase
+from attnfuzz.problems.masks import Mask
 from attnfuzz.problems.recipes import Values
 from tests.oracles.conftest import paged_tokens
 
@@ -51,6 +55,27 @@ def test_a_query_that_is_never_written(plant: Any, queries: PagedAttentionCase, 
     failure = failure_of(plant("paged_attention", after=leave), queries)
     assert failure.message == "out[token 0, head 0, dim 0] was never written"
     assert "token 0 of the batch is query 0 of sequence 0 and attends to 4 keys" in failure.details
+
+
+def test_a_mask_that_is_ignored_in_some_sequences_is_not_taken_for_one_that_begins_elsewhere(failure_of: Any) -> None:
+    """Where a table begins would be looked into, which longer sequences bear out no more."""
+
+    @attnfuzz.kernel("masked_attention", supports=masked_attention_eager.declaration.supports)
+    def kernel(inputs: Any) -> Any:
+        starts, tables = inputs.cu_seqlens_q.tolist(), inputs.mask_indptr.tolist()
+        inputs.mask = inputs.mask.clone()
+        for seq, (first, end) in enumerate(pairwise(starts)):
+            if seq and end - first == 1:
+                inputs.mask[tables[seq] : tables[seq + 1]] = True
+        return masked_attention_eager.function(inputs)
+
+    case = MaskedAttentionCase(
+        num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(1, 1), query_lens=(1, 1), scale=0.25, block_size=1,
+        mask=Mask(kind="bits", seqs=((1,),)),
+    )  # fmt: skip
+    assert "begins where" not in failure_of(kernel, case).message
+    wider = msgspec.structs.replace(case, seq_lens=(70, 70), values=Values(keys="normal", values="normal", seed=1))
+    assert "the table of the mask begins" not in failure_of(kernel, wider).message
 
 
 def test_memory_that_is_dead_for_a_query(plant: Any, queries: PagedAttentionCase, failure_of: Any) -> None:

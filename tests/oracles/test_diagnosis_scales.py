@@ -17,6 +17,7 @@ from attnfuzz.inputs.reference import row_weights
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.recipes import Values
+from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.variants import PLAIN_VARIANT, Variant
 from attnfuzz.values import attention_values
 from tests.oracles.conftest import paged_tokens
@@ -125,6 +126,26 @@ def test_measured_weights_say_which_scale_is_a_factor_of_all(of_v: int, words: s
     )
     lines = explain_case(plant("paged_decode", tokens=tokens), case, device="cpu", seconds=60.0).lines
     assert any(line.startswith("the weights are right, but the scale of V, ") and words in line for line in lines)
+
+
+def test_a_scale_that_is_left_out_of_one_kv_head_is_told_apart_from_that_of_the_other_tensor(
+    plant: Any, failure_of: Any
+) -> None:
+    """A path for one KV head without V's scale would be told to leave out K's as well, of which nothing is wrong."""
+
+    def tokens(inputs: Any, seq: int, n: int, kv_head: int) -> tuple[Tensor, Tensor]:
+        k, v = (part.float() for part in paged_tokens(inputs, seq, n, kv_head))
+        of_v = 1.0 if inputs.k_cache.shape[2] == 1 else inputs.v_scale
+        return k * inputs.k_scale, v * of_v
+
+    kernel = plant("paged_decode", tokens=tokens, supports=Supports(layouts=("NHD",), kv_dtypes=("float8_e4m3fn",)))
+    case = PagedDecodeCase(
+        num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(1,), scale=0.25, block_size=1,
+        kv=QuantisedKv(dtype="float8_e4m3fn", scales="powers"),
+    )  # fmt: skip
+    failure = failure_of(kernel, case)
+    assert {one.mistake for one in failure.causes} == {"v_scale"}
+    assert "; the scale of V is left out" in failure.message
 
 
 @pytest.mark.parametrize("dtype", ["float8_e5m2", "float8_e4m3fnuz"])

@@ -49,6 +49,7 @@ def explained(mistake: str, case: DenseDecodeCase | PagedDecodeCase, problem: Pr
         ("upper_half_doubled", dense(4), r"dimensions 4-7 of the output weigh the tokens otherwise than the rest"),
         ("squared", dense(4), r"its weights depend on the values"),
         ("plus_one", dense(4), r"part of the output does not come from any value in the cache \(out\[dim 0\] = 1\.0"),
+        ("plus_a_little_of_keys", dense(4), r"part of the output does not come from any value in the cache"),
         ("k_for_v", dense(4), r"part of the output is read from K \(out\[dim 6\] = 1\.4"),
         ("random", dense(4), r"two runs of the same input differ in out"),
         ("first_row_only", dense(4, 4), r"^out\[seq 1\] is not written$"),

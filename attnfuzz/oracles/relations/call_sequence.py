@@ -141,11 +141,11 @@ def _with_lengths(case: AttentionCase, fields: dict[str, Any], seq_lens: tuple[i
 
 _ON_OTHERS = "called on other tensors"
 _NEGATED = "when V is negated in place, and the same tensors are passed again"
-_REASONS = (
+REASONS = (
     "the result depends on an earlier call; look for a workspace that is not cleared, a cache whose key leaves "
     "something out, or a counter"
 )
-_CAUSE = Cause(mistake=KEPT_BETWEEN_CALLS, words="the result depends on an earlier call")
+LEFT_OVER = Cause(mistake=KEPT_BETWEEN_CALLS, words="the result depends on an earlier call")
 
 
 def _weight(_: Declaration, case: Case) -> int:
@@ -225,8 +225,8 @@ def _later_call(trial: Trial, other_calls: Sequence[OtherCall], number: int, fai
         oracle=registry.CALL_SEQUENCE.name,
         kind=f"next call: {failure.kind}",
         message=f"{other.words} after {earlier} gives {failure.message}; before any other call it is right",
-        details=(*failure.details, _REASONS),
-        causes=(_CAUSE,),
+        details=(*failure.details, REASONS),
+        causes=(LEFT_OVER,),
         maybe=tuple(may_be),
         remedy={},
     )
@@ -318,7 +318,7 @@ def _on_the_same_tensors(trial: Trial, inputs: Any, one: Results) -> Failure | N
         {**one, out: -one[out]},
         found,
         _NEGATED,
-        details=(_REASONS,),
+        details=(REASONS,),
         as_it_was="if the result of the call before is multiplied with -1",
     )
     return failure if failure is not None and VALUE_AFFINITY.check(trial) is None else None
@@ -350,7 +350,7 @@ def _with_shorter_sequences(trial: Trial, kept: Any, memory: Arena) -> Failure |
         one,
         found,
         words,
-        details=(_REASONS,),
+        details=(REASONS,),
         as_it_was="with these lengths in new tensors",
     )
 
@@ -385,8 +385,8 @@ def _negate(case: Case, inputs: Any) -> None:
 
 
 def _bits(case: Case, one: Results, other: Results, words: str) -> Failure | None:
-    failure = unequal_bits(registry.CALL_SEQUENCE, case, one, other, words, details=(_REASONS,), as_it_was="at first")
-    return None if failure is None else msgspec.structs.replace(failure, causes=(_CAUSE,))
+    failure = unequal_bits(registry.CALL_SEQUENCE, case, one, other, words, details=(REASONS,), as_it_was="at first")
+    return None if failure is None else msgspec.structs.replace(failure, causes=(LEFT_OVER,))
 
 
 CALL_SEQUENCE = Relation(

@@ -31,7 +31,11 @@ def fresh_copy(kernel: Kernel) -> Kernel | None:
                 found = load_kernels(_target_in(source, kernel.declaration.target))
         except KernelLoadError:  # modules that cannot be imported twice
             return None
-    return found[0] if len(found) == 1 else None
+    return found[0] if len(found) == 1 and _name_of(found[0]) == _name_of(kernel) else None
+
+
+def _name_of(kernel: Kernel) -> object:
+    return getattr(kernel.function, "__qualname__", "")
 
 
 def _target_in(source: str, target: str) -> str:

@@ -37,6 +37,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
+from copy import copy
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
@@ -57,6 +58,8 @@ from attnfuzz.memory.sparse import sparse_memory
 from attnfuzz.mistake import NARROW_OFFSETS
 from attnfuzz.oracles import registry
 from attnfuzz.oracles.exception import context_lost
+from attnfuzz.oracles.relations.call_sequence import LEFT_OVER, REASONS
+from attnfuzz.oracles.relations.fresh_copy import fresh_copy
 from attnfuzz.oracles.relations.relation import (
     NothingRunError,
     NotInThisProcessError,
@@ -479,6 +482,7 @@ _NOT_WRAPPED = (
 _WRONG_BELOW = (
     "that offsets are cut to 32 bits does not explain it: the result is wrong with all of them below 2^31 bytes, too"
 )
+_AT_FIRST = "called for the first time, the kernel gives the right result for that"
 _FOLLOW_IDS = "read each page where its row of the block table says that it lies"
 _WIDER_IDS = "read page ids as 32 bits, and compute offsets from them in 64"
 
@@ -808,11 +812,33 @@ def _begins(case: PagedDecodeCase, page: int) -> Iterator[str]:
 def _failure(
     trial: Trial, far: Far, seen: Observation, kind: str, words: str, *details: str, cause: str = "", tensor: str = ""
 ) -> Failure | None:
+    """The objection to the run that is ``seen``: of this ``kind`` and ``cause``, or that earlier calls are why."""
+    if _is_right_at_first(trial, far):
+        found = _objection(trial, far, seen, f"{words} after the call on the case as it is", (_AT_FIRST, REASONS), "")
+        return found and msgspec.structs.replace(found, kind="bits", causes=(LEFT_OVER,))
+    found = _objection(trial, far, seen, words, details, tensor or ("" if cause == NARROW_OFFSETS else None))
+    return found and msgspec.structs.replace(found, kind=kind, causes=_causes(cause))
+
+
+def _is_right_at_first(trial: Trial, far: Far) -> bool:
+    """Whether the kernel is right if it has not been called before: then there is no place that it does not find."""
+    fresh = fresh_copy(trial.kernel)
+    if fresh is None:
+        return False
+    at_first = copy(trial)
+    at_first.kernel = fresh.declared(supports=trial.kernel.declaration.supports)  # which may leave out an LSE
+    return _is_right(at_first, far)
+
+
+def _objection(
+    trial: Trial, far: Far, seen: Observation, words: str, details: tuple[str, ...], tensor: str | None
+) -> Failure | None:
+    """``tensor``: the one that is concerned; None for the result."""
     if _same_bits(trial, far):
         found = unequal_bits(
             registry.PAGE_RELOCATION, trial.case, as_it_is(trial), on_host(seen.results), words, details=details
         )
-        return found and msgspec.structs.replace(found, kind=kind, causes=_causes(cause), tensor=tensor)
+        return found and msgspec.structs.replace(found, tensor=tensor or "")
     pair = _first_beyond_bound(trial, seen)
     if pair is None:
         return None
@@ -822,15 +848,14 @@ def _failure(
     one, other = (number(float(part.got[index])) for part in pair)
     return Failure(
         oracle=registry.PAGE_RELOCATION.name,
-        kind=kind,
+        kind="bits",
         message=(
             f"{element(after.name, after.axes, index)} is {one} originally, but {other} {words}: "
             f"{ratio(worst)} times the error bound"
         ),
         details=(f"it changes {extent(after.name, after.axes, mask)}", *details),
         error_ratio=worst,
-        tensor=tensor or ("" if cause == NARROW_OFFSETS else after.name),
-        causes=_causes(cause),
+        tensor=after.name if tensor is None else tensor,
         blame=blame_of(trial.case, after.axes, index),
     )
 

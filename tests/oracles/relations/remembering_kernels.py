@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
 import attnfuzz
-from attnfuzz.kernels.bundled import masked_attention_eager
+from attnfuzz.kernels.bundled import masked_attention_eager, paged_eager
 
 SUPPORTS = attnfuzz.Supports(dtypes=("float32",), head_sizes=(16,), strides="contiguous", empty_sequences=False)
 NO_LSE = attnfuzz.Supports(
@@ -152,3 +153,24 @@ def mask_split_by_lengths(inputs: Any) -> Any:
     """Remembers nothing; raises for a mask of other lengths."""
     inputs.mask.split((inputs.cu_seqlens_q.diff() * inputs.seq_lens).tolist())
     return masked_attention_eager(inputs)
+
+
+_tables: dict[tuple[int, ...], Tensor] = {}
+PAGED = attnfuzz.Supports(layouts=("NHD",), lse="none")
+
+
+@attnfuzz.kernel("paged_decode", supports=PAGED)
+def table_by_shape(inputs: Any) -> Tensor:
+    """The table of the first call with one of its shape serves all later ones."""
+    inputs.block_table = _tables.setdefault(tuple(inputs.block_table.shape), inputs.block_table.clone())
+    return paged_eager.function(inputs)[0]
+
+
+_sums: dict[tuple[int, ...], Tensor] = {}
+
+
+@attnfuzz.kernel("paged_decode", supports=msgspec.structs.replace(PAGED, deterministic=False))
+def sum_not_cleared(inputs: Any) -> Tensor:
+    """Each call adds to what the one before it has left."""
+    total = _sums.setdefault(tuple(inputs.q.shape), torch.zeros(inputs.q.shape))
+    return total.add_(paged_eager.function(inputs)[0].float()).to(inputs.out.dtype)

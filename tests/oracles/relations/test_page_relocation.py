@@ -415,6 +415,16 @@ def test_page_ids_that_are_ignored_are_not_called_narrow() -> None:
     assert failure.details[-1] == "read each page where its row of the block table says that it lies"
 
 
+@pytest.mark.parametrize("name", ["table_by_shape", "sum_not_cleared"])
+def test_what_is_kept_of_the_call_before_is_no_ignored_page_id(name: str) -> None:
+    """Who keeps a plan, or a buffer that is not cleared, would be told to follow the block table."""
+    (kernel,) = load_kernels(f"{Path(__file__).with_name('remembering_kernels.py')}:{name}")
+    failure = relocated(kernel, msgspec.structs.replace(PAGED, seq_lens=(1,), pages=Pages()))
+    assert failure is not None
+    assert (failure.kind, failure.cause) == ("bits", "kept_between_calls")
+    assert "with page ids from 1 on after the call on the case as it is" in failure.message
+
+
 @pytest.mark.parametrize("strides", ["any", "serving"])
 def test_what_a_gap_in_the_case_shows_is_left_to_others(strides: str) -> None:
     """One mistake would be two findings."""
