@@ -163,7 +163,8 @@ PAGED = attnfuzz.Supports(layouts=("NHD",), lse="none")
 def table_by_shape(inputs: Any) -> Tensor:
     """The table of the first call with one of its shape serves all later ones."""
     inputs.block_table = _tables.setdefault(tuple(inputs.block_table.shape), inputs.block_table.clone())
-    return paged_eager.function(inputs)[0]
+    out: Tensor = paged_eager.function(inputs)[0]
+    return out
 
 
 _sums: dict[tuple[int, ...], Tensor] = {}
