@@ -159,7 +159,7 @@ def not_rescaled(row: AttentionRow) -> Iterator[Family]:
         yield from family("not_rescaled", made)
     so_far = {tile: maxima_so_far(row.log_weights, tile) for tile in tiles if tile < whole}
     every = {tile: _steps(tops.diff(prepend=tops[:1]), tile) for tile, tops in so_far.items()}
-    for which in ("", ", from the third on", _NOT_AT_ALL_STEPS):
+    for which in ("", ", from the third on", *_EVERY_OTHER, _NOT_AT_ALL_STEPS):
         for tile, steps in every.items():
             if which in steps:
                 yield from _left_as_they_are(row, tile, which, steps[which])
@@ -208,12 +208,14 @@ def _stale_maxima(row: AttentionRow, tile: int) -> list[tuple[str, tuple[Tensor,
     return found
 
 
+_EVERY_OTHER = ", at every other tile from the second on", ", at every other tile from the third on"
 _Steps = list[tuple[str, Scores]]
 """When the sums so far are not rescaled, in words, and by how much the maximum grows before each token then."""
 
 
 def _steps(growth: Scores, tile: int) -> dict[str, _Steps]:
-    """All; those behind the second tile, which is often dealt with apart; or some, which a wrong condition chooses.
+    """All; those behind the second tile, which is often dealt with apart; every other tile, as two take turns; or some,
+    which a wrong condition chooses.
 
     Of some, one alone or those in which the maximum grows most.
     """
@@ -221,6 +223,10 @@ def _steps(growth: Scores, tile: int) -> dict[str, _Steps]:
     if 2 * tile < len(growth):
         behind = torch.cat((torch.zeros_like(growth[: 2 * tile]), growth[2 * tile :]))
         found[", from the third on"] = [(f"{_WHEN_IT_GROWS}, from the third tile on", behind)]
+        tiles = torch.arange(len(growth), device="cpu") // tile
+        for first, which in zip((1, 2), _EVERY_OTHER, strict=True):
+            missed = growth.where((tiles >= first) & (tiles % 2 == first % 2), 0.0)
+            found[which] = [(f"{_WHEN_IT_GROWS}{which}", missed)]
     steps = [step for step in growth.argsort(descending=True).tolist() if growth[step] > 0]
     largest = steps[:_MOST_STEPS]
     chosen = [*([step] for step in largest), *(largest[:count] for count in range(2, len(largest) + 1)), steps]

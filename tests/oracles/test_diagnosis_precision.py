@@ -267,24 +267,31 @@ def test_a_query_that_overflows_by_the_scale_of_the_cache_is_told() -> None:
     assert all("overflows" in one for one in told)
 
 
-def test_sums_that_are_rescaled_wrongly_behind_the_second_tile_are_told(plant: Any) -> None:
-    """The second tile is often dealt with apart, by the loop's first step: then no single formula gives all of it."""
+@pytest.mark.parametrize(
+    ("rescaled", "words"),
+    [
+        (lambda number, growth: (growth if number > 1 else -growth).exp(), ", from the third tile on"),
+        (lambda number, growth: (-growth).exp() if number % 2 else 1.0, ", at every other tile from the third on"),
+    ],
+)
+def test_sums_that_are_rescaled_wrongly_at_some_tiles_are_told(plant: Any, rescaled: Any, words: str) -> None:
+    """The second tile is often dealt with apart, and two may take turns: then no single formula gives all of it."""
 
     def average(scores: Tensor, v: Tensor) -> Tensor:
         top, out, total = torch.tensor(-torch.inf), torch.zeros(v.shape[1]), exps(scores).sum()
         for number, start in enumerate(range(0, len(v), 4)):
             part = scores[start : start + 4].float()
             higher = torch.maximum(top, part.max())
-            rescale = (higher - top).exp() if number > 1 else (top - higher).exp()
+            rescale = rescaled(number, higher - top) if number else 0.0
             out = out * rescale + (part - higher).exp() @ v[start : start + 4].float()
             top = higher
         return out / total
 
     values: Any = Values(keys="rising", values="normal", seed=1)
     shape: Any = {"num_q_heads": 1, "num_kv_heads": 1, "head_size": 16, "scale": 0.25, "block_size": 4}
-    case = PagedDecodeCase(**shape, seq_lens=(15,), values=values)
+    case = PagedDecodeCase(**shape, seq_lens=(19,), values=values)
     kernel = plant("paged_decode", weights=lambda scores: scores, average=average)
     failure = judge(kernel, case, device="cpu", oracles=("accuracy",), relations=()).failure
     assert failure is not None
     assert failure.cause == "not_rescaled"
-    assert "from the third tile on" in failure.message
+    assert words in failure.message
