@@ -65,6 +65,7 @@ _KNOWN = (
         "maximum_begins_finite",
         "maximum_not_kept",
         "maximum_not_subtracted",
+        "maximum_of_hidden_keys",
         "partial_lse_rounded",
         "rounded_weights_summed",
         "scores_rounded",

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from attnfuzz.explaining import formulas, tokens
 from attnfuzz.explaining.explanation import in_a_similar_case, in_words
-from attnfuzz.explaining.low_precision import LOWEST_EXPONENT, OF_EMPTY_ROWS
+from attnfuzz.explaining.low_precision import LOWEST_EXPONENT, OF_EMPTY_ROWS, start_of
 from attnfuzz.explaining.merges import OF_MERGES, both_sides_empty, empty_sides, merged_row
 from attnfuzz.explaining.mistakes import REFUTED, Family, Key, Maker, Match, family, in_output_alone, matches, silent
 from attnfuzz.explaining.neighbours import beside_empty, largest_first, neighbours, rounding_cases
@@ -233,6 +233,8 @@ def diagnose(
             found.ask(run)
     if among is None and isinstance(case, AttentionCase) and (rows.are_nearly_right or not found.is_settled):
         found.decide(precision_of(nearby(rounding_cases(case)), poison), rows)
+    if any(one.mistake == OF_EMPTY_ROWS for one in found.causes):
+        found.drop_starts((rows, *runs))
     if isinstance(case, AttentionCase) and any(one.mistake in OF_MAXIMA for one in found.causes):
         for other, compared in nearby(largest_first(case)):
             found.drop_maxima(_Rows(other, poison, compared))
@@ -513,6 +515,24 @@ class Survivors:
         asked = [one for one in self.causes if one.mistake in OF_MAXIMA]
         refuted = _rounded(rows, [], right, OF_MAXIMA).refuted(asked) if right else set()
         self.causes = tuple(one for one in self.causes if _key(one) not in refuted)
+
+    def drop_starts(self, every: Sequence[_Rows]) -> None:
+        """Drop a running maximum that begins at a finite number, where no single one gives the wrong rows of all runs.
+
+        Where right rows have lower scores, it is so in some rows alone, unless something else gives the wrong ones.
+        """
+        alike = [run for run in every if run.case.scale == self._rows.case.scale]
+        wrong = [row for run in alike for row in run.wrong(_MOST_OF_NEIGHBOUR) if isinstance(row, AttentionRow)]
+        starts = [found for row in wrong if (found := start_of(row)) is not None]
+        low = max((least for least, _ in starts), default=-math.inf)
+        high = min((most for _, most in starts), default=math.inf)
+        right = [row for run in alike for row in run.right(_MOST_RIGHT_OF_NEIGHBOUR) if isinstance(row, AttentionRow)]
+        is_partial = any(row.lse < low for row in right)
+        others = tuple(one for one in self.causes if one.mistake != OF_EMPTY_ROWS)
+        if low > high or (is_partial and others):
+            self.causes = others
+        elif is_partial:
+            self._refuted |= {_key(one) for one in self.causes if one.mistake == OF_EMPTY_ROWS}
 
     @property
     def _replayed(self) -> Collection[str] | None:

@@ -78,7 +78,7 @@ def summarise(case: Case, readings: Mapping[int, Reading], *, count: int) -> lis
 _MOST_ROWS = 128
 _MOST_LINES = 8
 _LEAST_OF_KEYS = 2.0**-10
-"""Of the largest number of a key, what is read of keys; weights that are rounded depend on keys, too, and leave less."""
+"""Of the largest number of a key, what is read of keys. Weights that are rounded depend on keys too, and leave less."""
 
 
 def explain_case(

@@ -172,6 +172,7 @@ def groups(
     yield Group("converted"), _converted(row)
     yield Group("maximum_not_subtracted"), _without_maximum(row)
     yield Group(OF_EMPTY_ROWS), _finite_maximum(row)
+    yield Group("maximum_of_hidden_keys"), _maximum_of_hidden_keys(row)
     yield Group("maximum_not_kept"), _maximum_of_each_tile(row)
 
 
@@ -522,6 +523,40 @@ def _finite_maximum(row: AttentionRow) -> Iterator[Rounding]:
     if is_written and abs(begins - row.lse) > row.lse_bound:  # below it, too, where that number is not scaled as scores
         ways.append((row.got, begins))
     yield _rounding(OF_EMPTY_ROWS, "finite maximum", _words_of_finite(row, begins if is_written else 0.0), ways)
+
+
+def start_of(row: AttentionRow) -> tuple[float, float] | None:
+    """Between what a running maximum begins that gives this wrong row; None if the log-sum-exp does not tell.
+
+    Several masked scores may stand for one.
+    """
+    if row.got_lse == -math.inf:
+        return row.top + _HARMLESS_FALL, math.inf
+    if row.got_lse is None or not row.lse + row.lse_bound < row.got_lse < math.inf:
+        return None
+    more = row.got_lse - row.lse
+    begins = row.got_lse if more > _LOG_OF_KEYS else row.lse + math.log(math.expm1(more))
+    return begins - _LOG_OF_KEYS, begins + _LOG_OF_KEYS
+
+
+def _maximum_of_hidden_keys(row: AttentionRow) -> Iterator[Rounding]:
+    """A maximum of all scores of the sequence, those included that are masked after it is taken.
+
+    Exponentials of the others become 0 in float32 where one of these is that much larger.
+    """
+    if row.case.variant.alibi is not None:
+        return
+    every = row.capped(row.case.scale * (row.keys_of(row.seq, row.kv_head) @ row.q))
+    top = float(every.max())
+    weights = (row.log_weights - top).exp().float().double()
+    ways: list[tuple[Tensor, Tensor | float]] = []
+    for left in (weights, weights.masked_fill(weights < torch.finfo(torch.float32).tiny, 0.0)):
+        if float(total := left.sum()) > 0:
+            ways.append(((left @ row.v) / total, top + math.log(total)))
+        else:
+            ways += [(torch.full_like(row.expected, empty), -math.inf) for empty in (0.0, math.nan)]
+    words = f"the maximum is taken of hidden keys, too: {top:.4g}, beside which exp of {row.top:.4g} is 0"
+    yield _rounding("maximum_of_hidden_keys", "hidden keys", words, ways)
 
 
 def _words_of_finite(row: AttentionRow, begins: float) -> str:

@@ -24,7 +24,9 @@ from attnfuzz.isolation.progress import run_is_over
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.verdict import Cause
 
-OF_SOME_NUMBERS = frozenset({OF_EMPTY_ROWS, "flushed", "maximum_not_kept", "maximum_not_subtracted"})
+OF_SOME_NUMBERS = frozenset(
+    {OF_EMPTY_ROWS, "flushed", "maximum_not_kept", "maximum_not_subtracted", "maximum_of_hidden_keys"}
+)
 """Mistakes that matter for numbers of some size alone: runs with ordinary ones say nothing of them."""
 
 _ENOUGH_NUMBERS = 256

@@ -42,6 +42,7 @@ _OF_FEW_NUMBERS = frozenset(
         "exponential_rounded",
         "flushed",
         OF_EMPTY_ROWS,
+        "maximum_of_hidden_keys",
         "maximum_not_kept",
         "rounded_weights_summed",
         "scores_rounded",
