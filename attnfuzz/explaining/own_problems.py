@@ -78,7 +78,7 @@ def _unread(reruns: Reruns, among: str = "") -> Iterator[tuple[str, Elements, Ca
     case = reruns.case
     if not isinstance(case, OpenCase):
         return
-    _tell_memory_apart(reruns)
+    tell_memory_apart(reruns)
     reruns.reset()
     got = reruns.run()
     reference = AskedProblem(case)
@@ -162,7 +162,7 @@ def _given(
     case = reruns.case
     if not isinstance(case, OpenCase):
         return None
-    _tell_memory_apart(reruns)
+    tell_memory_apart(reruns)
     reference = AskedProblem(case, reruns)
     got = reruns.run()
     if is_given(got, reference.right):
@@ -199,7 +199,7 @@ def _is_read_of_others(reruns: Reruns, name: str, ignored: Elements) -> bool:
     return False
 
 
-def _tell_memory_apart(reruns: Reruns) -> None:
+def tell_memory_apart(reruns: Reruns) -> None:
     """Have what the problem leaves out differ from place to place, so that what is read of it tells which."""
     reruns.reset()
     for name, spec in tensor_specs(reruns.case).items():
