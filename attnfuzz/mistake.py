@@ -67,6 +67,7 @@ _KNOWN = (
         "maximum_begins_finite",
         "maximum_not_kept",
         "maximum_not_subtracted",
+        "maximum_of_hidden_keys",
         "maximum_of_one_part",
         "partial_lse_rounded",
         "range_of_float16",

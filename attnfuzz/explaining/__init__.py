@@ -1,4 +1,4 @@
-"""What a wrong result points to: mistakes are replayed on a row, of one run or of measured weights, and told in words.
+"""Find what a wrong result points to: mistakes are replayed on a row, of one run or of measured weights, and told.
 
 A `row` is what one query token and head average. `mistakes` says what a mistake gives of one, and which give what came
 out; `tokens`, `formulas`, `merges` and `low_precision` make them. `diagnose` replays all of them on the wrong rows of a

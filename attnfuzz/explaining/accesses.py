@@ -37,7 +37,7 @@ class Access:
 
 
 def question_of(failure: Failure) -> Question | None:
-    """What is to be asked of the accesses of a kernel that failed; None if they have nothing to do with it."""
+    """Say what to ask of the accesses of a kernel that failed; None if they have nothing to do with it."""
     if failure.cause == NARROW_OFFSETS:
         return "narrow"
     if failure.oracle == "unwritten":

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from attnfuzz.explaining import formulas, tokens
 from attnfuzz.explaining.explanation import in_a_similar_case, in_words
-from attnfuzz.explaining.low_precision import LOWEST_EXPONENT, OF_EMPTY_ROWS
+from attnfuzz.explaining.low_precision import LOWEST_EXPONENT, OF_EMPTY_ROWS, start_of
 from attnfuzz.explaining.merges import OF_MERGES, both_sides_empty, empty_sides, merged_row
 from attnfuzz.explaining.mistakes import REFUTED, Family, Key, Maker, Match, family, in_output_alone, matches, silent
 from attnfuzz.explaining.neighbours import beside_empty, maxima_cases, neighbours, rising_cases, rounding_cases
@@ -151,7 +151,7 @@ _SAME_BOUNDS = 2.0
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a wrong result points to: every mistake that gives it, as ``causes``, and what is told of it in ``words``.
+    """A diagnosis of a wrong result: every mistake that gives it, as ``causes``, and what is told of it in ``words``.
 
     `maybe`: mistakes that would give errors of such a size.
     """
@@ -186,7 +186,7 @@ def diagnose(
     weighed: Callable[[], Iterable[AttentionRow]] = tuple,
     among: Callable[[Cause], bool] | None = None,
 ) -> Diagnosis:
-    """What the wrong element `index` of `failed` points to.
+    """Find what the wrong element `index` of `failed` points to.
 
     `poison`: what dead memory held. `nearby`: makes runs on cases that tell mistakes apart; where it makes none, a
     mistake is told as what may be it. Without, nothing is told. `weighed`: measures the weights of the case's tokens,
@@ -235,6 +235,8 @@ def diagnose(
             found.ask(run)
     if among is None and isinstance(case, AttentionCase) and (rows.are_nearly_right or not found.is_settled):
         found.decide(precision_of(nearby(rounding_cases(case)), poison), rows)
+    if any(one.mistake == OF_EMPTY_ROWS for one in found.causes):
+        found.drop_starts((rows, *runs))
     if isinstance(case, AttentionCase) and found.is_about(*OF_MAXIMA):
         found.decide_maximum([_Rows(other, poison, compared) for other, compared in nearby(maxima_cases(case))], runs)
     found.retell(rows.at((number, head)))
@@ -275,7 +277,7 @@ class _Rows:
         return next(iter(self._rows([place], 1)), None)
 
     def wrong(self, most: int = MOST_ROWS, *, of_any_length: bool = False) -> list[AveragedRow]:
-        """Those that have keys, unlike each other as far as possible; long ones are for one mistake, not for all."""
+        """Wrong rows with keys, unlike each other as far as possible; long ones are for one mistake, not for all."""
         return self._rows(self._wrong, most, of_any_length=of_any_length)
 
     def right(self, most: int = _MOST_RIGHT) -> list[AveragedRow]:
@@ -335,7 +337,7 @@ class _Rows:
 
     @property
     def wrong_and_empty(self) -> list[AttentionRow]:
-        """Those of which the output is a number other than 0."""
+        """Rows without keys whose output is a number other than 0."""
         return [row for row in self.without_keys if row.is_finite and not _is_zero(row)]
 
     @property
@@ -538,6 +540,24 @@ class Survivors:
             self._unexplained.clear()
             self._is_general = True
 
+    def drop_starts(self, every: Sequence[_Rows]) -> None:
+        """Drop a running maximum that begins at a finite number, where no single one gives the wrong rows of all runs.
+
+        Where right rows have lower scores, it is so in some rows alone, unless something else gives the wrong ones.
+        """
+        alike = [run for run in every if run.case.scale == self._rows.case.scale]
+        wrong = [row for run in alike for row in run.wrong(_MOST_OF_NEIGHBOUR) if isinstance(row, AttentionRow)]
+        starts = [found for row in wrong if (found := start_of(row)) is not None]
+        low = max((least for least, _ in starts), default=-math.inf)
+        high = min((most for _, most in starts), default=math.inf)
+        right = [row for run in alike for row in run.right(_MOST_RIGHT_OF_NEIGHBOUR) if isinstance(row, AttentionRow)]
+        is_partial = any(row.lse < low for row in right)
+        others = tuple(one for one in self.causes if one.mistake != OF_EMPTY_ROWS)
+        if low > high or (is_partial and others):
+            self.causes = others
+        elif is_partial:
+            self._refuted |= {_key(one) for one in self.causes if one.mistake == OF_EMPTY_ROWS}
+
     @property
     def _replayed(self) -> Collection[str] | None:
         """The roundings that wrong rows alone are asked about: runs in which each shows tell the others."""
@@ -605,7 +625,7 @@ class Survivors:
 
     @property
     def believed(self) -> tuple[Cause, ...]:
-        """Those that are left, unless more runs have spoken against all of them than for one.
+        """The causes that are left, unless more runs have spoken against all of them than for one.
 
         Nearly anything that overflows gives NaN: that nothing but NaN was seen bears out no one of them.
         """
@@ -676,7 +696,7 @@ def _left_by(rows: _Rows, runs: Sequence[_Rows], among: Callable[[Cause], bool] 
 
 
 def _as_long_as_another(rows: _Rows, row: AttentionRow, poison: Fill, nearby: Nearby | None) -> Diagnosis | None:
-    """What a row without keys has read, if it got another's length, as other wrong rows have, and as in other runs.
+    """Name what a row without keys has read, if it got another's length, as other wrong rows and other runs have.
 
     That of an empty sequence is the length with which a row has no result.
     """
@@ -714,7 +734,7 @@ def _without_rule(one: Cause) -> Cause:
 
 
 def precision_of(runs: Iterable[Compared], poison: Fill) -> Precision | None:
-    """What runs tell of the roundings that a kernel makes; None if there are none."""
+    """Measure on runs which roundings a kernel makes; None if there are no runs."""
     seen = [_Rows(reference, poison, compared) for reference, compared in runs]
     if not seen:
         return None
@@ -730,7 +750,7 @@ def _rounded(
 
 
 def _replays(row: AveragedRow, mistakes: Collection[str] | None = None) -> Iterator[Family]:
-    """What a row would be with each of these mistakes."""
+    """Replay each of these mistakes on a row."""
     for one in MAKERS if isinstance(row, AttentionRow) else OF_MERGES:
         if mistakes is None or not one.mistakes.isdisjoint(mistakes):
             run_is_over()  # that it takes a while is not the kernel's doing
@@ -811,7 +831,7 @@ def _kept_exactly(wrong: Sequence[AveragedRow], keys: Iterable[Key]) -> tuple[se
 
 
 def _refuted_by(right: Sequence[AveragedRow], keys: Iterable[Key]) -> set[Key]:
-    """Those that would make a right row wrong."""
+    """Keep the causes that would make a right row wrong."""
     wanted = set(keys)
     found: set[Key] = set()
     for row in right:

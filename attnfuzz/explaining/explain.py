@@ -53,7 +53,7 @@ _MOST_GROUPS = 3
 
 
 def summarise(case: Case, readings: Mapping[int, Reading], *, count: int) -> list[str]:
-    """What is wrong with `readings` (by row), of `count` rows in all; once, if it is the same of many.
+    """Tell what is wrong with `readings` (by row), of `count` rows in all; once, if it is the same of many.
 
     One of each kind goes before a second one of any.
     """

@@ -1,4 +1,4 @@
-"""What there is to say and to draw of a failing case: the data that travels from the executor to the driver."""
+"""An explanation of a failing case, to say and to draw: the data that travels from the executor to the driver."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_TOLD = 2
 
 
 def in_words(causes: Iterable[Cause]) -> str:
-    """What all of these say, and which part of any case it is about if that is known; empty if they say too much."""
+    """Join what all of these say, and which part of any case it is about if known; empty if they say too much."""
     listed = list(causes)
     words, rules = (list(dict.fromkeys(getattr(one, name) for one in listed)) for name in ("words", "rule"))
     if not 0 < len(words) <= _MOST_TOLD:
@@ -49,7 +49,7 @@ class WeightBox(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class WeightedRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What one row of the output is made of. ``wrong``: whether that is not what it should be made of."""
+    """One row of the output, and what it is made of. ``wrong``: whether that is not what it should be made of."""
 
     title: str
     wrong: bool

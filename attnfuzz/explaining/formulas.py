@@ -177,7 +177,7 @@ def _begun_with_the_sink(row: AttentionRow) -> Iterator[Predicted]:
 
 
 def _units(row: AttentionRow, tile: int) -> list[str]:
-    """What has so many keys: of other cases the pages have others."""
+    """Name what has so many keys: pages of other cases have other sizes."""
     return [f"tile of {tile}", *(["a page"] if tile == row.case.page_size else [])]
 
 
@@ -185,7 +185,7 @@ _WITH_THE_REST = "what a tile adds to the sum of weights x V is multiplied by ex
 
 
 def _rescaled_with_the_rest(row: AttentionRow, tile: int) -> Float64[Tensor, " v_head_size"]:
-    """What each tile adds, the first one's by exp(-inf) = 0, is multiplied by what only the sum so far has to be."""
+    """Multiply what each tile adds, the first one's by exp(-inf) = 0, by what only the sum so far has to be."""
     so_far = maxima_so_far(row.log_weights, tile)
     before = torch.cat((so_far.new_full((min(tile, len(so_far)),), -torch.inf), so_far[:-tile]))
     factors = torch.where(so_far.isneginf(), 0.0, (before - so_far).exp())
@@ -432,7 +432,7 @@ _Given = tuple[list[str], tuple[Tensor, Tensor]]
 
 
 def _of_each(told: Sequence[tuple[str, str]], given: Sequence[_Given]) -> Iterator[Predicted]:
-    """What is ``given``, as it is ``told``: way by way."""
+    """Pair what is ``given`` with how it is ``told``, way by way."""
     every = [(names, out, lse.tolist()) for names, (out, lse) in given]
     for i, (way, words) in enumerate(told):
         yield from (Predicted(out[i], lse[i], f"{way}, {name}", words) for names, out, lse in every for name in names)
@@ -478,7 +478,7 @@ def _partitions(row: AttentionRow, *, fewest: int = 2) -> dict[tuple[int, ...], 
 
 
 def kv_scales(row: AttentionRow) -> Iterator[Family]:
-    """Of an 8-bit cache: what K and V are multiplied with beside or instead of their scales, or another format.
+    """Replay mistakes of an 8-bit cache: K and V times something beside or instead of their scales, or another format.
 
     What is wrong with both is another mistake than what is wrong with either alone.
     """
@@ -608,7 +608,7 @@ def _windows_of_other_sequences(row: AttentionRow, plain: Float64[Tensor, " seq_
 
 
 def _widened_windows(row: AttentionRow, plain: Float64[Tensor, " seq_len"], begins: int) -> Iterator[Predicted]:
-    """Of a window that ``begins`` with some key: from the beginning of a tile on, or with the first keys beside it.
+    """Widen a window that ``begins`` with some key: from the beginning of a tile on, or with the first keys beside it.
 
     Where that is all keys, and all take weight, it may as well be left out, and nothing follows.
     """
@@ -830,7 +830,7 @@ _IN_A_BYTE = 8
 
 
 def masks(row: AttentionRow) -> Iterator[Predicted]:
-    """Those with the table of a mask: other keys that a row may see, if any; NaN where nothing follows."""
+    """Replay mistakes with the table of a mask: other keys that a row may see, if any; NaN where nothing follows."""
     case: Any = row.case
     if not case.hides_keys:
         return
@@ -843,7 +843,7 @@ def masks(row: AttentionRow) -> Iterator[Predicted]:
     whole, at = b"".join(tables), begins + query * length
 
     def entries(start: int) -> bytes | None:
-        """Of a row that begins so far into the mask; poison behind it, which is true; None where others may lie."""
+        """Entries of a row that begins so far into the mask; poison behind it is true; None where others may lie."""
         beyond = max(0, start + length - len(whole))
         return (whole + b"\1" * beyond)[start : start + length] if beyond <= _POISONED else None
 
@@ -921,7 +921,7 @@ def columns(row: AttentionRow) -> Iterator[Family]:
 
 
 def _multiples_scored(row: AttentionRow) -> Iterator[Predicted]:
-    """What is left over of whole vectors is left out, if that is not all that no value is read from."""
+    """Leave out what is left over of whole vectors, if that is not all that no value is read from."""
     size, of_values = row.case.head_size, row.case.value_size if row.case.values_in_keys else 0
     for length in _VECTORS:
         whole = size // length * length

@@ -222,7 +222,7 @@ def find_unwritten(reruns: Reruns) -> Unwritten:
 
 
 def _workspaces(reruns: Reruns) -> Iterator[str]:
-    """What the kernel allocated and did not write in the last run, results aside."""
+    """List what the kernel allocated and did not write in the last run, results aside."""
     for workspace in reruns.workspaces:
         held = holds_prefill(workspace, "nan")
         if bool(held.any()) and not bool(held.all()):

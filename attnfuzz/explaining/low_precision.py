@@ -1,4 +1,4 @@
-"""What a row would be with fewer bits on the way: replayed in float64, in each way in which that may be done.
+"""Replay a row with fewer bits on the way: in float64, in each way in which that may be done.
 
 Products of q and k, their sums, q or k times the scale, scores; exp; weights; sums of weights and of values; partial
 states; numbers that are so small that they are taken for 0; keys and values that take another dtype on the way; and exp
@@ -60,7 +60,7 @@ Round = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Design:
-    """What kernels round on purpose beside a mistake: weights, before they multiply V.
+    """A design that kernels round by on purpose beside a mistake: weights, before they multiply V.
 
     They are rounded beside the maximum of their ``tile`` and those before. ``sums_rounded``: and summed so.
     """
@@ -75,7 +75,7 @@ EXACT = Design()
 
 
 def designs(rows: Sequence[AttentionRow], declared: Numerics) -> Iterator[Design]:
-    """Those that a kernel may have which declares this, as far as they make a difference; the first rounds nothing."""
+    """List designs that a kernel may have which declares this, if they make a difference; the first rounds nothing."""
     yield EXACT
     dtype, number = rows[0].case.dtype, rows[0].num_tokens
     if dtype == "float32" or declared.probabilities != "input":
@@ -174,12 +174,13 @@ def groups(
     yield Group("converted"), _converted(row)
     yield Group("maximum_not_subtracted"), _without_maximum(row)
     yield Group(OF_EMPTY_ROWS), _finite_maximum(row)
+    yield Group("maximum_of_hidden_keys"), _maximum_of_hidden_keys(row)
     yield Group("maximum_not_kept"), _maximum_of_each_tile(row)
     yield Group("maximum_of_one_part"), _maximum_of_one_part(row)
 
 
 def _told(which: str, row: AttentionRow, name: str) -> str:
-    """What is rounded, and to which format, if that is not the case's own."""
+    """Tell what is rounded, and to which format, if that is not the case's own."""
     return which if name == row.case.dtype else f"{which} in {name}"
 
 
@@ -444,7 +445,7 @@ def in_parts(scores: Float64[Tensor, "*rows n"], part_of: Sequence[int]) -> Floa
 
 
 def outputs_of(row: AttentionRow, parts: Float64[Tensor, "parts n"]) -> Float64[Tensor, "parts v_head_size"]:
-    """What each part of the row's keys gives by itself."""
+    """Compute what each part of the row's keys gives by itself."""
     return parts.softmax(1).nan_to_num(0.0) @ row.v
 
 
@@ -535,6 +536,40 @@ def _finite_maximum(row: AttentionRow) -> Iterator[Rounding]:
     if is_written and abs(begins - row.lse) > row.lse_bound:  # below it, too, where that number is not scaled as scores
         ways.append((row.got, begins))
     yield _rounding(OF_EMPTY_ROWS, "finite maximum", _words_of_finite(row, begins if is_written else 0.0), ways)
+
+
+def start_of(row: AttentionRow) -> tuple[float, float] | None:
+    """Between what a running maximum begins that gives this wrong row; None if the log-sum-exp does not tell.
+
+    Several masked scores may stand for one.
+    """
+    if row.got_lse == -math.inf:
+        return row.top + _HARMLESS_FALL, math.inf
+    if row.got_lse is None or not row.lse + row.lse_bound < row.got_lse < math.inf:
+        return None
+    more = row.got_lse - row.lse
+    begins = row.got_lse if more > _LOG_OF_KEYS else row.lse + math.log(math.expm1(more))
+    return begins - _LOG_OF_KEYS, begins + _LOG_OF_KEYS
+
+
+def _maximum_of_hidden_keys(row: AttentionRow) -> Iterator[Rounding]:
+    """A maximum of all scores of the sequence, those included that are masked after it is taken.
+
+    Exponentials of the others become 0 in float32 where one of these is that much larger.
+    """
+    if row.case.variant.alibi is not None:
+        return
+    every = row.capped(row.case.scale * (row.keys_of(row.seq, row.kv_head) @ row.q))
+    top = float(every.max())
+    weights = (row.log_weights - top).exp().float().double()
+    ways: list[tuple[Tensor, Tensor | float]] = []
+    for left in (weights, weights.masked_fill(weights < torch.finfo(torch.float32).tiny, 0.0)):
+        if float(total := left.sum()) > 0:
+            ways.append(((left @ row.v) / total, top + math.log(total)))
+        else:
+            ways += [(torch.full_like(row.expected, empty), -math.inf) for empty in (0.0, math.nan)]
+    words = f"the maximum is taken of hidden keys, too: {top:.4g}, beside which exp of {row.top:.4g} is 0"
+    yield _rounding("maximum_of_hidden_keys", "hidden keys", words, ways)
 
 
 def _words_of_finite(row: AttentionRow, begins: float) -> str:
@@ -644,7 +679,7 @@ def _scaled(dots: _ManyScores, scale: float, rounded: Round) -> tuple[_ManyScore
 
 
 def _sums(products: Float64[Tensor, "num_tokens head_size"], rounded: Round) -> Iterator[Scores]:
-    """Of rounded products, rounded at the end or after each addition, in orders in which kernels add."""
+    """Add rounded products, rounding at the end or after each addition, in orders in which kernels add."""
     exact = torch.nn.functional.pad(products, (0, (1 << (products.shape[1] - 1).bit_length()) - products.shape[1]))
     terms = rounded(exact)
     yield rounded(terms.sum(-1))
@@ -686,7 +721,7 @@ def _of_scores(
     beside: Design = EXACT,
     numerics: Mapping[str, str] = MappingProxyType({}),
 ) -> Rounding:
-    """Of scores of some ``tokens``, while the others have theirs.
+    """Change the scores of some ``tokens``, while the others keep theirs.
 
     ``copies``: the weights of the sum of values may come of another way than those of the sum that divides it.
     """

@@ -52,7 +52,7 @@ def clearly_wrong(query: Query, places: Places, weights: Weights) -> ClearlyWron
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What is wrong with one row, in numbers, and of ``what``. Of "scores" it points to no token and no place."""
+    """A wrong row, in numbers, and what is wrong of ``what``. Of "scores" it points to no token and no place."""
 
     exact: str
     what: Literal["empty", "factor", "lse", "nan", "scores", "tokens"]
@@ -94,7 +94,7 @@ class MeasuredRow(Query):
 
     @property
     def scores(self) -> Float64[Tensor, " seq_len"]:
-        """Of its own keys, before what a variant makes of them."""
+        """Scores of its own keys, before what a variant makes of them."""
         return self.case.scale * (self.keys[self.own] @ self.values.q[self.row, self.head].double())
 
     @property
@@ -191,7 +191,7 @@ _FACTOR_ROUNDOFF = 2.0**-7
 
 
 def read_row(row: MeasuredRow) -> Reading | None:
-    """What is wrong with a row; None if its weights and its LSE are right."""
+    """Read what is wrong with a row; None if its weights and its LSE are right."""
     if row.num_tokens == 0:
         return _empty(row)
     if not bool(row.got.isfinite().all()):
@@ -282,7 +282,7 @@ def _nothing_read(row: MeasuredRow) -> Reading:
 
 
 def lse_alone(weights: Weights, row: int) -> Reading | None:
-    """What is wrong with the log-sum-exp of a row whose weights are right; None if nothing is."""
+    """Read what is wrong with the log-sum-exp of a row whose weights are right; None if nothing is."""
     if weights.lse is None or not bool(weights.wrong_lse[row]):
         return None
     got, expected = (number(float(part[row])) for part in (weights.lse, weights.expected_lse))

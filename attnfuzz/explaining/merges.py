@@ -59,7 +59,7 @@ class MergedRow(AveragedRow):
 
 
 def natural_lses(states: LogicalStates) -> Float64[Tensor, "2 num_tokens num_q_heads"]:
-    """Of prefix and suffix, -inf where they are empty, on the CPU."""
+    """LSEs of prefix and suffix, -inf where they are empty, on the CPU."""
     lses = torch.stack([getattr(states, f"{side}_lse").double().cpu() for side in SIDES])
     return torch.where(lses.isinf(), -torch.inf, lses * (math.log(2) if states.lse_base2 else 1.0))
 
@@ -70,7 +70,7 @@ def both_sides_empty(states: LogicalStates) -> Bool[Tensor, "num_tokens num_q_he
 
 
 def merged_row(reference: Reference, comparisons: Sequence[Comparison], token: int, head: int) -> MergedRow:
-    """What came out of one row of a run. Each result may be wrong by itself: an LSE counts beside a right output."""
+    """Read one row that came out of a run. Each result may be wrong by itself: an LSE counts beside a right output."""
     states: LogicalStates = reference.values
     out, *rest = comparisons
     at = token, head
@@ -186,7 +186,7 @@ OF_MERGES: tuple[Maker, ...] = (
 def read_merged_row(
     case: MergeStatesCase, places: Places, weights: Weights, states: LogicalStates, row: int
 ) -> Reading | None:
-    """What is wrong with a row; None if its weights and its LSE are right. ``states``: of the case, on the host."""
+    """Read what is wrong with a row; None if its weights and LSE are right. ``states``: of the case, on the host."""
     at = divmod(row, case.num_q_heads)
     got, expected, bound = (part[row] for part in (weights.got, weights.expected, weights.bound))
     own = [places.number(side, *at) for side in range(2)]

@@ -102,7 +102,7 @@ class Replay:
         return (beside.missed / beside.bound.clamp(min=_TINY)).amax(1).nan_to_num(torch.inf)
 
     def leaves_open(self, row: AveragedRow) -> Bool[Tensor, " results"]:
-        """Of which of these nothing follows, not even that the row is wrong: what is read is nobody's."""
+        """Mark those of which nothing follows, not even that the row is wrong: what is read is nobody's."""
         return self.out.isnan().any(1) & self.lse_of(row).isnan()
 
 
@@ -131,7 +131,7 @@ class Family(Replay):
 
 
 class Predicted(NamedTuple):
-    """What a mistake gives, its LSE None if that stays right, the way in which it is made, and what that is here.
+    """A row that a mistake gives, its LSE None if that stays right, the way in which it is made, and what that is here.
 
     ``rule``: what it is in any case, if ``words`` do not say it.
     """

@@ -87,7 +87,7 @@ def _of_attention(case: AttentionCase) -> Iterator[AttentionCase]:
 
 
 def _told_by_numbers(case: AttentionCase) -> Iterator[AttentionCase | None]:
-    """The same lengths with scores about 0 and values unlike each other; its own numbers with smaller scores."""
+    """Make cases with scores about 0 and values unlike each other, and with its own numbers and smaller scores."""
     for seed in _SEEDS:
         yield msgspec.structs.replace(case, values=plain_values(case, (case.values.seed + seed) % (1 << 32)))
     plain = plain_values(case, (case.values.seed + _SEEDS[1]) % (1 << 32))
@@ -292,7 +292,7 @@ def _with_larger_choices(case: OpenCase, steps: int) -> OpenCase:
 
 
 def of_other_strides(case: OpenCase) -> Iterator[OpenCase]:
-    """The same with other strides, as its fields combine them: which tensor's gaps are taken for another's."""
+    """Make cases with other strides, as its fields combine them: which tensor's gaps are taken for another's."""
     choices = {name: kind.values for name, kind in case.problem.fields.items() if isinstance(kind, Choice)}
     strides = {name: values for name, values in choices.items() if {"", *STRIDE_KINDS}.issuperset(values)}
     for chosen in itertools.islice(itertools.product(*strides.values()), _MOST_STRIDES):

@@ -1,4 +1,4 @@
-"""What a kernel computed, as a graph of operations, and the lines in it that a rounding comes from. Torch-free.
+"""A kernel's computation as a graph of operations, and the lines in it that a rounding comes from. Torch-free.
 
 Each operation on floating-point numbers has its place in the source and what it was computed of.
 `attnfuzz.triton_compat.interpreter_operations`, `attnfuzz.explaining.torch_operations` and `attnfuzz.explaining.ttir`
@@ -107,7 +107,7 @@ class Recording:
         place: SourcePlace | None = None,
         launch: int = 0,
     ) -> Operation:
-        """What ``kind`` makes of ``operands``. ``calls``: all that tells where in the program it is done."""
+        """Add what ``kind`` makes of ``operands``. ``calls``: all that tells where in the program it is done."""
         given = list(dict.fromkeys(operands))
         origins = frozenset().union(*(self._origins[one] for one in given))
         key = calls, kind, dtype, launch, origins
@@ -130,7 +130,7 @@ def _closure(starts: Collection[Operation], following: Callable[[Operation], lis
 
 
 def first_of_users(places: Iterable[SourcePlace]) -> SourcePlace | None:
-    """Of places that were called from one another, innermost first, the first that is not in Triton's own files."""
+    """Find, among places that called one another, innermost first, the first that is not in Triton's own files."""
     return next((place for place in places if not any(part in place[0] for part in _TRITONS)), None)
 
 
@@ -170,7 +170,7 @@ def places_of(names: Sequence[str], operations: Operations) -> tuple[SourcePlace
 
 
 class _Roles:
-    """What the operations of a kernel are for."""
+    """Roles of the operations of a kernel: scores, weights, outputs."""
 
     def __init__(self, graph: Operations) -> None:
         self.graph = graph
@@ -194,7 +194,7 @@ class _Roles:
 
     @property
     def _becoming_weights(self) -> Found:
-        """What exp is taken of, at last; in a kernel without exp, what is stored."""
+        """Operations that lead to what exp is taken of; in a kernel without exp, to what is stored."""
         launches = {one.launch for one in self.exps}
         return self.graph.before(self.exps | {one for one in self.graph.of_kind("store") if one.launch not in launches})
 
@@ -222,7 +222,7 @@ class _Roles:
         )
 
     def beginnings(self, found: Found) -> Found:
-        """Those that are not computed of others of them, unless in a loop of each other."""
+        """Keep the operations that are not computed of others of them, unless in a loop of each other."""
         return {
             one
             for one in found
@@ -235,7 +235,7 @@ class _Roles:
 
 
 def _sources(one: Operation) -> Found:
-    """What numbers were computed by that have only been moved or converted since."""
+    """Find the operations that computed numbers which have only been moved or converted since."""
     found: Found = set()
     seen, open_ = {one}, [one]
     while open_:
@@ -326,7 +326,7 @@ def _not_subtracted(roles: _Roles) -> Found:
 
 
 def _converted(parts: Sequence[str], dtype: str) -> Callable[[_Roles], Found]:
-    """What is loaded and converted to ``dtype`` before it is multiplied: of V by weights, of q and K to scores."""
+    """Find loads converted to ``dtype`` before they are multiplied: of V by weights, of q and K to scores."""
 
     def found(roles: _Roles) -> Found:
         products = {one for one in roles.graph.of_kind(*_PRODUCTS) if roles.weighs(one)} if "V" in parts else set()

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from attnfuzz.bundled.own_paged import PagedProblem, token_slots
 from attnfuzz.explaining.explanation import in_words
-from attnfuzz.explaining.own_problems import AskedProblem, is_given
+from attnfuzz.explaining.own_problems import AskedProblem, is_given, tell_memory_apart
 from attnfuzz.explaining.reruns import Reruns, Results
 from attnfuzz.inputs.open_module import Target
 from attnfuzz.mistake import PAST_THE_END
@@ -164,6 +164,7 @@ class _Pages:
         case: Any = reruns.case
         self.case = case
         self._reruns = reruns
+        tell_memory_apart(reruns)
         inputs = reruns.reset()
         names = [
             name for name in ("k_cache", "v_cache", "kv_cache", "block_table", "seq_lens") if hasattr(inputs, name)
@@ -279,7 +280,7 @@ class _Pages:
                 yield _Replay(_cause(mistake, rule, words), partial(self._weighed, added, weight, value))
 
     def _added(self, positions: _Positions) -> tuple[_Sums, _Sums]:
-        """What the V of these tokens add to each result, and their weight."""
+        """Compute what the V of these tokens add to each result, and their weight."""
         slots = self._slots()["v"]
         chosen = torch.zeros(slots.shape[:2], dtype=torch.bool, device="cpu")
         for seq, length in enumerate(self.case.lengths):

@@ -1,4 +1,4 @@
-"""What a kernel of a user's own problem reads or writes in wrong places, or takes for something else.
+"""Find what a kernel of a user's own problem reads or writes in wrong places, or takes for something else.
 
 All that is known of such a problem is its reference. So that is asked about changed inputs as the kernel is: elements
 that must matter and do not are read elsewhere, and the reference tells where, if it gives the kernel's result once they
@@ -79,7 +79,7 @@ def _unread(reruns: Reruns, among: str = "") -> Iterator[tuple[str, Elements, Ca
     case = reruns.case
     if not isinstance(case, OpenCase):
         return
-    _tell_memory_apart(reruns)
+    tell_memory_apart(reruns)
     reruns.reset()
     got = reruns.run()
     reference = AskedProblem(case)
@@ -163,7 +163,7 @@ def _given(
     case = reruns.case
     if not isinstance(case, OpenCase):
         return None
-    _tell_memory_apart(reruns)
+    tell_memory_apart(reruns)
     reference = AskedProblem(case, reruns)
     got = reruns.run()
     if is_given(got, reference.right):
@@ -200,7 +200,7 @@ def _is_read_of_others(reruns: Reruns, name: str, ignored: Elements) -> bool:
     return False
 
 
-def _tell_memory_apart(reruns: Reruns) -> None:
+def tell_memory_apart(reruns: Reruns) -> None:
     """Have what the problem leaves out differ from place to place, so that what is read of it tells which."""
     reruns.reset()
     for name, spec in tensor_specs(reruns.case).items():
@@ -226,7 +226,7 @@ def _sizes(case: Case) -> dict[str, int]:
 
 
 def _as_large(case: Case, name: str, tensor: Tensor, step: int) -> list[str]:
-    """What is as large as a step through a tensor: fields, and so many entries of its first axis."""
+    """Name what is as large as a step through a tensor: fields, and so many entries of its first axis."""
     said = [f"{field} says" for field, value in _sizes(case).items() if value == abs(step)]
     entry = tensor[0].numel() if tensor.dim() > 1 and len(tensor) > 1 else 0
     if entry and abs(step) % entry == 0:
@@ -237,7 +237,7 @@ def _as_large(case: Case, name: str, tensor: Tensor, step: int) -> list[str]:
 
 
 class AskedProblem:
-    """What a case's problem says of its inputs, and of others in their place."""
+    """A case's problem, asked about its inputs, and about others in their place."""
 
     def __init__(self, case: OpenCase, reruns: Reruns | None = None) -> None:
         """``reruns``: what its next run finds also where the problem writes nothing."""
@@ -348,7 +348,7 @@ class AskedProblem:
                 yield f"{other} for {name}", f"{other} is read in place of {name}", {name: two}
 
     def _of_strides(self) -> Iterator[tuple[str, str, dict[str, Tensor]]]:
-        """Those that have gaps in this case or with other strides, read without any, and with the strides of others."""
+        """Read tensors that have gaps, here or with other strides, without any, and with the strides of others."""
         specs = {name: one for name, one in tensor_specs(self._case).items() if one.role == "input"}
         cases = itertools.chain([self._case], of_other_strides(self._case))
         gaps = {name for one in cases for name in specs if tensor_specs(one)[name].strides != "contiguous"}
@@ -394,7 +394,7 @@ def _alone_and_together(names: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def _by_strides(memory: Mapping[str, Tensor], strides: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """What lies where these strides lead from the first element of each; nothing where that memory is not known."""
+    """Read what lies where these strides lead from each first element; nothing where that memory is not known."""
     try:
         return {name: memory[name].as_strided(memory[name].shape, of).cpu().clone() for name, of in strides.items()}
     except RuntimeError:
@@ -460,7 +460,7 @@ def _distance(one: Target, other: Target) -> float:
 
 
 def _single(candidates: Elements, tells: Callable[[Elements], bool]) -> Some:
-    """Those of ``candidates`` that tell by themselves, found by halves."""
+    """Find by halves the ``candidates`` that tell by themselves."""
     if not len(candidates) or not tells(candidates):
         return candidates[:0]
     if len(candidates) == 1:

@@ -121,7 +121,7 @@ class Places:
 
 
 def value_tensors(inputs: Any) -> tuple[Float[Tensor, "..."], ...]:
-    """What is averaged, as views ``[..., v_head_size]`` whose other axes, one after the other, are the places."""
+    """Give what is averaged as views ``[..., v_head_size]`` whose other axes, one after the other, are the places."""
     if hasattr(inputs, "prefix_output"):
         return inputs.prefix_output, inputs.suffix_output
     if hasattr(inputs, "v_cache"):

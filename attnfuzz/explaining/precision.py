@@ -25,7 +25,7 @@ from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.verdict import Cause
 
 OF_MAXIMA = frozenset({"maximum_not_kept", "maximum_not_subtracted", "maximum_of_one_part"})
-OF_SOME_NUMBERS = frozenset({OF_EMPTY_ROWS, "flushed", "range_of_float16", *OF_MAXIMA})
+OF_SOME_NUMBERS = frozenset({OF_EMPTY_ROWS, "flushed", "maximum_of_hidden_keys", "range_of_float16", *OF_MAXIMA})
 """Mistakes that matter for numbers of some size alone: runs with ordinary ones say nothing of them."""
 
 _ENOUGH_NUMBERS = 256
@@ -36,7 +36,7 @@ _OF_FLOAT32 = 2.0**-18
 
 
 class _Squares(NamedTuple):
-    """Of errors of outputs and of log-sum-exps, in units of what rounding the right ones may take."""
+    """Squares of errors of outputs and of log-sum-exps, in units of what rounding the right ones may take."""
 
     out: float = 0.0
     lse: float = 0.0
@@ -79,7 +79,7 @@ def _share(part: float, whole: float, seen: float) -> float:
 
 
 class _Replayed(NamedTuple):
-    """What the best way of a rounding leaves open, and how large its own errors are in its ways."""
+    """The errors that the best way of a rounding leaves open, and how large its own errors are in its ways."""
 
     left: _Squares
     least: _Squares
@@ -175,7 +175,7 @@ class _Units:
 
 
 class Precision:
-    """What `runs`, the rows of each as many keys long, tell of roundings. ``declared``: those that are no mistakes.
+    """Evidence of roundings in `runs`, the rows of each as many keys long. ``declared``: those that are no mistakes.
 
     ``one_copy``: of each score, as on a CPU.
     """
@@ -206,12 +206,12 @@ class Precision:
 
     @property
     def designs(self) -> tuple[Cause, ...]:
-        """Those that account for all errors, declared or not: what is declared may overflow all the same."""
+        """List roundings that account for all errors, declared or not: what is declared may overflow all the same."""
         errors = [run.wrong for run in self._runs]
         return self._accounting(_sum(errors), errors)
 
     def _accounting(self, errors: _Squares, of_runs: Sequence[_Squares]) -> tuple[Cause, ...]:
-        """Those that leave little of the errors of all runs together, and of each."""
+        """List roundings that leave little of the errors of all runs together, and of each."""
         if not errors.are_seen:
             return ()
         left = {}
@@ -229,7 +229,7 @@ class Precision:
 
     @property
     def perhaps(self) -> tuple[Cause, ...]:
-        """Those that are made in some order, and err as much as the kernel wherever it does, and nowhere else."""
+        """List roundings made in some order that err as much as the kernel wherever it does, and nowhere else."""
         if not self._declared_errors[0].are_seen:
             return ()
         found = (one for name, one in self._everywhere.items() if all(run.is_of_its_size(name) for run in self._runs))
@@ -249,7 +249,7 @@ class Precision:
 
     @cached_property
     def _declared_errors(self) -> tuple[_Squares, list[_Squares]]:
-        """What is left of all errors, and of those of each run, by the best of the roundings that are declared."""
+        """Say what the best of the declared roundings leaves of all errors, and of those of each run."""
         ways = [[run.wrong for run in self._runs]]
         ways += [
             [run.replayed[name].left for run in self._runs]
@@ -261,7 +261,7 @@ class Precision:
         return _sum(best), best
 
     def behind(self, wrong: Sequence[AttentionRow]) -> tuple[Cause, ...]:
-        """Those of all these rows: what accounts for the errors of the runs, and makes these rows as wrong as they are.
+        """List the roundings behind all these rows: they account for the runs' errors, and make these rows so wrong.
 
         Where a row is no number, it is also what is declared, and overflows.
         """

@@ -61,7 +61,7 @@ class Reruns:
         self.keep()
 
     def of(self, case: Case) -> Reruns:
-        """Those of the same kernel on another case, in the same time."""
+        """Make reruns of the same kernel on another case, in the same time."""
         return Reruns(self.kernel, case, device=self.device, is_over=self._is_over)
 
     def reset(self) -> Any:

@@ -42,6 +42,7 @@ _OF_FEW_NUMBERS = frozenset(
         "exponential_rounded",
         "flushed",
         OF_EMPTY_ROWS,
+        "maximum_of_hidden_keys",
         "maximum_not_kept",
         "maximum_of_one_part",
         "rounded_weights_summed",
@@ -102,14 +103,14 @@ class WrongRows:
         return cause
 
     def kept(self, causes: Iterable[Cause]) -> set[Key]:
-        """Those of ``causes`` that other wrong rows do not speak against: some way gives them, or such errors."""
+        """Keep ``causes`` that other wrong rows do not speak against: some way gives them, or such errors."""
         names = {(one.mistake, one.way) for one in causes}
         fitting = {(one.cause, one.name) for one in self._fitting(_is_given)}
         possible = set(self.perhaps())
         return {key for key in names if key in fitting or key[0] in possible}
 
     def refuted(self, causes: Iterable[Cause]) -> set[Key]:
-        """Those of ``causes`` that would make a right row wrong."""
+        """List ``causes`` that would make a right row wrong."""
         return {(one.mistake, one.way) for one in causes if one.way in self._refuted}
 
     def _left_by(self, name: str) -> float:
@@ -206,7 +207,7 @@ def _is_exact(row: AttentionRow, rounding: Rounding) -> bool:
 
 
 def _is_given(row: AttentionRow, rounding: Rounding) -> bool:
-    """The same, of however many ways."""
+    """Say whether one of the ways, however many, gives the row."""
     beside = rounding.beside(row)
     finite, worst = beside.got.isfinite(), beside.worst
     is_right = (beside.missed <= _BOUNDS * beside.bound)[:, finite].all(-1)

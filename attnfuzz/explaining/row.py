@@ -38,7 +38,7 @@ class Query:
 
     @staticmethod
     def numbered(case: AttentionCase, number: int) -> Query:
-        """That of a row of the result, whose heads come one after another."""
+        """Number a row of the result, whose heads come one after another."""
         row, head = divmod(number, case.num_q_heads)
         return Query(case=case, row=row, head=head)
 
@@ -125,7 +125,7 @@ class Query:
 
 @dataclass(frozen=True, kw_only=True)
 class AveragedRow:
-    """What a row averages, what came out, and what should have. Everything in float64 on the CPU.
+    """A row with what it averages, what came out, and what should have. Everything in float64 on the CPU.
 
     `got_lse` is None for a kernel that returns none. `bound [v_head_size]` and `lse_bound` are error bounds.
     """
@@ -151,7 +151,7 @@ class AveragedRow:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the kernel's output."""
+        """The dtype of the kernel's output."""
         raise NotImplementedError
 
     @property
@@ -220,7 +220,7 @@ class AttentionRow(Query, AveragedRow):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the case."""
+        """The dtype of the case."""
         found: torch.dtype = getattr(torch, self.case.dtype)
         return found
 
@@ -263,7 +263,7 @@ class AttentionRow(Query, AveragedRow):
         return self.case.scale * (keys @ self.values.q[other.row, other.head].double())
 
     def capped(self, dots: Float64[Tensor, "*n"]) -> Float64[Tensor, "*n"]:
-        """What the case's soft cap makes of scaled scores."""
+        """Apply the case's soft cap to scaled scores."""
         cap = self.case.variant.soft_cap
         return dots if cap is None else cap * torch.tanh(dots / cap)
 
@@ -289,7 +289,7 @@ class AttentionRow(Query, AveragedRow):
 
     @cached_property
     def total(self) -> float:
-        """What the weights, and that of the sink, are divided by."""
+        """The sum that the weights, and that of the sink, are divided by."""
         return float(self.weights.sum() + (self.sink - self.top).exp())
 
     @property
@@ -299,7 +299,7 @@ class AttentionRow(Query, AveragedRow):
         return found
 
     def final(self, dots: Float64[Tensor, " n"], case: AttentionCase | None = None) -> Float64[Tensor, " n"]:
-        """What the row's variant and mask, or those of ``case``, make of the scaled scores of its first ``n`` keys."""
+        """Apply the row's variant and mask, or those of ``case``, to the scaled scores of its first ``n`` keys."""
         return row_log_weights(case or self.case, self.row, self.head, dots)[0]
 
     def given(

@@ -86,7 +86,7 @@ def token_sets(row: AttentionRow) -> Sequence[tuple[str, Positions]]:
 def _token_sets(
     length: int, first: int, page: int, units: tuple[_Unit, ...], lengths: tuple[tuple[str, int], ...]
 ) -> Sequence[tuple[str, Positions]]:
-    """Those of a row that sees ``length`` tokens from ``first`` on, beside sequences of other ``lengths``."""
+    """Make token sets of a row that sees ``length`` tokens from ``first`` on, beside sequences of other ``lengths``."""
     return tuple(_made_token_sets(length, first, page, units, lengths))
 
 
@@ -369,7 +369,7 @@ def _counted(row: AttentionRow, source: str) -> list[tuple[str, int]]:
 
 
 def slots_past_the_end(row: AttentionRow) -> Iterator[Family]:
-    """What lies behind a sequence's last token, where some of that are tokens.
+    """Find the slots behind a sequence's last token, where some of them hold tokens.
 
     Those of another sequence on a page that both share, on one that an unused entry of the block table names, or on
     page 0, which many kernels read where no entry is.
@@ -424,7 +424,7 @@ def _in_slots(
 
 
 def _tokens_of_pages(case: PagedDecodeCase) -> dict[tuple[int, int], tuple[int, int]]:
-    """Of each page and offset that holds one, a sequence and position."""
+    """Map each page and offset that holds a token to a sequence and position."""
     return {
         (page, position % case.block_size): (seq, position)
         for seq, pages in enumerate(physical_pages(case))
@@ -434,7 +434,7 @@ def _tokens_of_pages(case: PagedDecodeCase) -> dict[tuple[int, int], tuple[int, 
 
 
 def _extra_words(source: str, numbers: Sequence[int]) -> Callable[[int], str]:
-    """Of one token more than each of ``numbers``."""
+    """Name one token more than each of ``numbers``."""
 
     def words(i: int) -> str:
         number = numbers[i]
@@ -526,7 +526,7 @@ def another_length(row: AttentionRow) -> Iterator[Predicted]:
 
 
 def _slots_behind(row: AttentionRow, length: int) -> list[tuple[int, int] | None] | None:
-    """What lies in the slots from the last key of a sequence on, to where it would end if it had this length."""
+    """List what lies in the slots from the last key of a sequence on, to where it would end if it had this length."""
     case = row.case
     if length <= row.num_tokens:
         return []
@@ -678,12 +678,12 @@ def unscaled_tokens(row: AttentionRow) -> Iterator[Family]:
 
 
 def _named_sets(row: AttentionRow) -> list[tuple[str, Positions]]:
-    """Those of `token_sets` of which the row sees something; of a long row the first ones, which name its ends."""
+    """Keep `token_sets` of which the row sees something; of a long row the first ones, which name its ends."""
     return list(itertools.islice(_seen_of(row, token_sets(row)), _MOST_WEIGHTS // max(row.num_tokens, 1)))
 
 
 def _seen_of(row: AttentionRow, sets: Iterable[tuple[str, Positions]]) -> Iterator[tuple[str, Positions]]:
-    """Those of ``sets`` of which the row sees something, without what it does not."""
+    """Keep ``sets`` of which the row sees something, without what it does not."""
     seen = set(row.seen)
     if len(seen) == row.num_tokens:
         return (one for one in sets if one[1])
@@ -833,7 +833,7 @@ def another_row(row: AttentionRow) -> Iterator[Family]:
 
 
 def _other_queries(row: AttentionRow) -> Iterator[Query]:
-    """Those of rows near by, and of other heads in the same row and in its neighbours, if far ones by a rule."""
+    """Find queries of rows near by, and of other heads in the same row and its neighbours, far ones if by a rule."""
     near = range(max(0, row.head - _NEAR), min(row.case.num_q_heads, row.head + _NEAR + 1))
     heads = sorted({*near, *(head for _, head in row.other_heads())})
     for other in range(max(0, row.row - _NEAR), min(row.case.num_rows, row.row + _NEAR + 1)):

@@ -64,7 +64,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch do
         return result
 
     def _maker_of(self, tensor: Tensor) -> Operation:
-        """What a tensor came of; of one that was there before, that it was given."""
+        """Find what a tensor came of; of one that was there before, that it was given."""
         if id(tensor) not in self._made:
             kind: Kind = "load" if tensor.ndim else "argument"
             self._made[id(tensor)] = tensor, self.recording.add(kind, _dtype(tensor), calls=id(tensor))

@@ -1,4 +1,4 @@
-"""What a compiled Triton kernel computes, loads and stores, read from the text of its TTIR: the compiler's first form.
+"""Read what a compiled Triton kernel computes, loads and stores in the text of its TTIR: the compiler's first form.
 
 TTIR is in single assignment: each line names its result, its operands, its type and where in the source it comes from.
 Torch-free.
@@ -196,7 +196,7 @@ def _kind(line: Line, module: Module) -> Kind:
 
 
 class _Locations:
-    """What TTIR says of where in the source a line comes from, under the names of a module."""
+    """Places in the source that TTIR names for its lines, under the names of a module."""
 
     def __init__(self, lines: Iterable[str]) -> None:
         self._aliases = {match["name"]: match["what"] for line in lines if (match := _ALIAS.fullmatch(line.strip()))}
@@ -231,7 +231,7 @@ class _Locations:
 
 
 def _split_types(types: str) -> list[str]:
-    """Of "(f32, tensor<4x!tt.ptr<f16>>)" its two."""
+    """Split "(f32, tensor<4x!tt.ptr<f16>>)" into its two types."""
     parts, depth = [""], 0
     for character in types.strip().removeprefix("(").removesuffix(")"):
         depth += (character == "<") - (character == ">")

@@ -32,7 +32,7 @@ _ONE = 64.0
 
 @dataclass(frozen=True)
 class Probe:
-    """What the output holds in the dimension of each chosen place, in weights: seen, right, and how far it may be off.
+    """The output in the dimension of each chosen place, in weights: seen, right, and how far it may be off.
 
     `raw` is the output before splits are merged. `lse` is the right log-sum-exp of each row.
     """
@@ -92,7 +92,7 @@ def probe(
 
 
 def unit_of_rows(reruns: Reruns) -> Float64[Tensor, "rows 1"]:
-    """What each row has of a place with weight 1: in an 8-bit cache `_ONE` stands for its product with V's scale."""
+    """Give what each row has of a place with weight 1: in an 8-bit cache `_ONE` is its product with V's scale."""
     case = reruns.case
     if not isinstance(case, AttentionCase):
         return torch.full((case.num_rows * case.num_q_heads, 1), _ONE, dtype=torch.float64, device="cpu")

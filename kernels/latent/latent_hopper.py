@@ -70,7 +70,7 @@ def _find_range(p_seq_lens, topk, num_seqs, num_splits, i_split, BLOCK_S: gl.con
 
 @gluon.jit
 def _load_slots(p_list, tile, seq_len, OF_TILE: gl.constexpr):
-    """What a list names, with -1 from its end on ``[TILE]``."""
+    """Load what a list names, with -1 from its end on ``[TILE]``."""
     i_t = tile * _TILE + gl.arange(0, _TILE, layout=OF_TILE)
     return gl.load(p_list + i_t, mask=i_t < seq_len, other=-1)
 

@@ -77,7 +77,7 @@ def _find_block(
 def _load_ids(
     p_pages, i_t, end, block_size, PAGE: gl.constexpr, BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, CHUNK: gl.constexpr
 ):
-    """Of each chunk of a tile, from token ``i_t`` on, the page of all its tokens, or the pages of each ``[CHUNK]``.
+    """Load for each chunk of a tile, from token ``i_t`` on, the page of its tokens, or the pages of each ``[CHUNK]``.
 
     None is read where there is no token.
     """

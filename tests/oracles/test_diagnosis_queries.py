@@ -78,6 +78,34 @@ def test_a_mask_that_is_ignored_in_some_sequences_is_not_taken_for_one_that_begi
     assert "the table of the mask begins" not in failure_of(kernel, wider).message
 
 
+def test_a_maximum_of_hidden_keys_is_told(failure_of: Any) -> None:
+    """Weights that become 0 beside a key that is masked too late would be told to begin at a finite maximum."""
+
+    @attnfuzz.kernel("masked_attention", supports=attnfuzz.Supports(layouts=("NHD",)))
+    def kernel(inputs: Any) -> Any:
+        out, lse = torch.zeros_like(inputs.out), torch.zeros_like(inputs.lse)
+        starts, tables = inputs.cu_seqlens_q.tolist(), inputs.mask_indptr.tolist()
+        lens = inputs.seq_lens.tolist()
+        for row in range(starts[-1]):
+            seq = max(i for i, start in enumerate(starts[:-1]) if start <= row)
+            n = lens[seq]
+            k, v = (part.float() for part in paged_tokens(inputs, seq, n, 0))
+            first = tables[seq] + (row - starts[seq]) * n
+            scores = inputs.scale * (k @ inputs.q[row, 0].float())
+            weights = (scores - scores.max()).exp() * inputs.mask[first : first + n]
+            out[row, 0] = (weights @ v) / weights.sum().clamp(min=1e-37)
+            lse[row, 0] = scores.max() + weights.sum().log()
+        return out, lse
+
+    case = MaskedAttentionCase(
+        num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(6,), query_lens=(6,), scale=0.25, block_size=4,
+        values=Values(keys="negative", values="normal", logit_exponent=8, seed=1),
+    )  # fmt: skip
+    failure = failure_of(kernel, case)
+    assert "maximum_of_hidden_keys" in {one.mistake for one in failure.causes}
+    assert "the maximum is taken of hidden keys, too" in failure.message
+
+
 def test_memory_that_is_dead_for_a_query(plant: Any, queries: PagedAttentionCase, failure_of: Any) -> None:
     """The sequence of the query decides what is dead, not its number in the batch."""
     kernel = plant("paged_attention", length=lambda n: n + 1 if n == 11 else n)

@@ -623,3 +623,32 @@ def test_rounded_scores_beside_a_sink_that_outweighs_them_are_named(seed: int) -
     failure = judge(kernel, case, device="cpu", oracles=("accuracy",), relations=()).failure
     assert failure is not None
     assert failure.cause == "scores_rounded"
+
+
+@pytest.mark.parametrize(("length", "seed"), [(9, 2), (19, 0)])
+def test_a_sum_that_is_too_large_by_something_else_each_time_begins_at_no_finite_number(
+    length: int, seed: int, plant: Any, failure_of: Any
+) -> None:
+    """Of low scores any sum that is too large looks as if the maximum began at a number, of this row's own."""
+
+    def run(scores: Tensor) -> tuple[float, Tensor]:
+        """The maximum of the last tile of 8 that is far above, and the sum of the weights, which is not rescaled."""
+        kept, total = -torch.inf, torch.zeros(())
+        for tile in torch.split(scores, 8):
+            kept = float(tile.max()) if float(tile.max()) - kept > 5.5 else kept
+            total = total + (tile - kept).exp().sum()
+        return kept, total
+
+    def weights(scores: Tensor) -> Tensor:
+        kept, total = run(scores)
+        return (scores - kept).exp() / total
+
+    def lse(scores: Tensor) -> Any:
+        kept, total = run(scores)
+        return kept + total.log()
+
+    values = Values(keys="negative", values="normal", logit_exponent=4, seed=seed)
+    case = DenseDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(length,), scale=0.25, values=values)
+    failure = failure_of(plant(weights=weights, lse=lse), case)
+    assert "maximum_begins_finite" not in {one.mistake for one in failure.causes}
+    assert "begins at a finite number" not in failure.message
