@@ -69,6 +69,7 @@ _KNOWN = (
         "maximum_not_subtracted",
         "maximum_of_hidden_keys",
         "maximum_of_one_part",
+        "output_rounded",
         "partial_lse_rounded",
         "range_of_float16",
         "rounded_weights_summed",

@@ -167,6 +167,9 @@ def groups(
     for name, rounded in likely.items():
         yield Group("partial_lse_rounded", name), _states_rounded(row, name, rounded)
         yield Group("cut_off", name), _cut_off(row, name)
+    for name, rounded in formats.items():
+        if name != own and own != "bfloat16":  # which has the fewest bits
+            yield Group("output_rounded", name), _output_rounded(row, name, rounded)
     if own == "float16":
         yield Group("flushed"), _flushed(row)
     if own == "bfloat16":
@@ -466,6 +469,17 @@ def _cut_off(row: AttentionRow, name: str) -> Iterator[Rounding]:
     ends = row.total, float(weights.sum() + (row.sink - row.top).exp())
     ways = [((weights @ row.v) / end, row.top + math.log(end)) for end in ends]
     yield _rounding("cut_off", _told("weights cut off", row, name), f"each softmax weight {words}", ways)
+
+
+def _output_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[Rounding]:
+    """The output takes a format of fewer bits than its own before it is stored: then it has only numbers of that.
+
+    Of what is rounded besides depends which of two neighbouring ones.
+    """
+    nearest, reach = rounded(row.got), row.expected.abs() * torch.finfo(getattr(torch, name)).eps / 2 + row.bound
+    out = torch.where((nearest - row.expected).abs() <= reach, nearest, rounded(row.expected))
+    words = f"the output is rounded to {name} before it is stored"
+    yield _rounding("output_rounded", _told("output", row, name), words, [(out, row.lse)])
 
 
 def _flushed(row: AttentionRow) -> Iterator[Rounding]:

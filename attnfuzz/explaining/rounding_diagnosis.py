@@ -45,6 +45,7 @@ _OF_FEW_NUMBERS = frozenset(
         "maximum_of_hidden_keys",
         "maximum_not_kept",
         "maximum_of_one_part",
+        "output_rounded",
         "rounded_weights_summed",
         "scores_rounded",
         "tf32",

@@ -486,6 +486,7 @@ CAUSES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "sum of weights in float16, of float32": ("float32", "sums_rounded", by_tiles(16, of_sum=torch.float16)),
     "partial LSE in 16 bits": ("float16", "partial_lse_rounded", of_partial_states(lambda lse: lse.half())),
     "partial LSE in base 2": ("float16", "partial_lse", of_partial_states(lambda lse: lse / math.log(2))),
+    "tiles in bfloat16, of float16": ("float16", "sums_rounded", by_tiles(16, of_v=torch.bfloat16)),
     "K to bfloat16": ("float16", "converted", converted(torch.bfloat16, k=True)),
     "V to e4m3": ("bfloat16", "converted", converted(torch.float8_e4m3fn, v=True)),
     "K and V to float16, of float32": ("float32", "converted", converted(torch.float16, k=True, v=True)),
@@ -517,6 +518,20 @@ def test_what_is_rounded_or_converted_on_the_way_is_named(mistake: str, plant: A
     assert len(found) >= 4, len(found)
     share = 0.7 if "base" in mistake else 0.8  # the number of splits is fitted, so two more rows must agree
     assert len(named) >= share * len(found), [failure.message for failure in found if failure.cause != cause]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_an_output_of_fewer_bits_is_named_whatever_is_rounded_before(dtype: str, plant: Any) -> None:
+    """A cast to bfloat16 before the store would be told as sums in 16 bits, at the line of a product that is right."""
+
+    def stored(weights: Tensor, v: Tensor) -> Tensor:
+        sums = weights.to(getattr(torch, dtype)).float() @ v
+        return (sums * (1 + 1e-4)).bfloat16().float()
+
+    found = failures(plant(average=stored), dtype, shapes=slice(2))
+    named = [one for one in found if "the output is rounded to bfloat16 before it is stored" in one.message]
+    assert len(found) >= 6
+    assert len(named) >= 0.8 * len(found), [one.message for one in found if one not in named]
 
 
 @pytest.mark.night
