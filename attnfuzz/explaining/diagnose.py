@@ -452,7 +452,7 @@ class Survivors:
             self._inexact |= inexact
             if roundings and all(isinstance(row, AttentionRow) for row in wrong):
                 kept |= _rounded(rows, wrong, right, self._replayed).kept(roundings)
-            of_some, _ = _kept_exactly(wrong, map(_key, self._partial))
+            of_some = _kept_exactly(wrong, map(_key, self._partial))[0] if self._partial else set()
             self._partial = tuple(one for one in self._partial if _key(one) in of_some)
             if not kept and self._partial and any(map(_has_numbers, wrong)):
                 self.causes, self._partial, kept, structural = self._partial, (), of_some, []

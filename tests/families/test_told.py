@@ -242,6 +242,7 @@ SMALL: dict[tuple[str, str], tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("family", "bug"), SMALL)
+@pytest.mark.by_day("*up_to_the_first", "*relative_pages")
 def test_what_only_a_small_case_bears_out_is_not_told(family: str, bug: str) -> None:
     """A reader would look for what is taken for each: the first column of a table, place of a list, head of a cache."""
     fields, words = SMALL[family, bug]

@@ -528,10 +528,10 @@ def test_an_output_of_fewer_bits_is_named_whatever_is_rounded_before(dtype: str,
         sums = weights.to(getattr(torch, dtype)).float() @ v
         return (sums * (1 + 1e-4)).bfloat16().float()
 
-    found = failures(plant(average=stored), dtype, shapes=slice(2))
+    found = failures(plant(average=stored), dtype, (0,), shapes=slice(1))
     named = [one for one in found if "the output is rounded to bfloat16 before it is stored" in one.message]
-    assert len(found) >= 6
-    assert len(named) >= 0.8 * len(found), [one.message for one in found if one not in named]
+    assert len(found) >= 3
+    assert named == found, [one.message for one in found if one not in named]
 
 
 @pytest.mark.night
