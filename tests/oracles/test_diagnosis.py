@@ -128,7 +128,7 @@ BY_RULES = [
 
 def of_parts(scores: Tensor, *, number: int, chosen: slice) -> Tensor:
     """The log-sum-exp of some of so many parts of the keys, if there are several, or of all."""
-    parts = scores.split(-(-len(scores) // number))  # type: ignore[no-untyped-call]
+    parts = scores.split(-(-len(scores) // number))  # type: ignore[no-untyped-call]  # torch has no types
     return torch.cat(parts[chosen] if len(parts) > 1 else parts).logsumexp(0)
 
 

@@ -290,7 +290,7 @@ def test_where_no_weight_is_left_it_is_told_which_maximum_is_wrong(is_subtracted
 def of_each_tile(scores: Tensor) -> Tensor:
     """Weights by tiles of 16, each beside its own maximum, before they are divided by their sum."""
     weights, top = scores[:0].float(), scores.new_tensor(0.0)
-    for part in scores.float().split(16):  # type: ignore[no-untyped-call]
+    for part in scores.float().split(16):  # type: ignore[no-untyped-call]  # torch does not annotate it
         weights = torch.cat((weights * (top - part.max()).exp(), (part - part.max()).exp()))
         top = part.max()
     return weights

@@ -49,7 +49,7 @@ def guarded(scores: Tensor) -> Tensor:
 def without_a_guard(scores: Tensor) -> Tensor:
     """Online softmax over tiles of 16, whose maximum is subtracted from itself while it is -inf."""
     top, weights = torch.tensor(-torch.inf), torch.zeros(0)
-    for part in scores.split(16):  # type: ignore[no-untyped-call]
+    for part in scores.split(16):  # type: ignore[no-untyped-call]  # torch does not annotate it
         higher = torch.maximum(top, part.max())
         weights = (
             torch.cat([weights * (top - higher).exp(), (part - higher).exp()])
